@@ -145,15 +145,14 @@ class Example(NamedTuple):
     inputs: Tuple[Any, ...]
     labels: Tuple[Any, ...]
 
-    def on(self, ctx: mx.Context) -> Example:
-        """Return the same on a context."""
-        return Example(*tree_map(tuple(self), lambda value: _on(value, ctx)))
-
     def on_context_of(self, net: gluon.Block) -> Example:
         """Return the arrays on a context of the net: that of the first input if the net is there, else the first."""
         contexts = contexts_of(net.collect_params().values())
         first = next((each.ctx for each in self.inputs if isinstance(each, mx.nd.NDArray)), None)
-        return self.on(first if first in contexts else contexts[0]) if contexts else self
+        if not contexts:
+            return self
+        ctx = first if first in contexts else contexts[0]
+        return Example(*tree_map(tuple(self), lambda value: _on(value, ctx)))
 
 
 # ---------------------------------------------------------------------- one batch or several

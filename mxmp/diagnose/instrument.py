@@ -505,16 +505,11 @@ def summarize(F: Any, x: Any) -> Any:
     return F.stack(F.sum(product != 0), F.sum(x != x), smallest, largest)
 
 
-class Summaries:
-    """Sums up arrays that are not in a graph."""
-
-    def __init__(self) -> None:
-        self._operator = mx.nd.CachedOp(summarize(mx.sym, mx.sym.var("x")))
-
-    def __call__(self, arrays: Sequence[mx.nd.NDArray]) -> List[Any]:
-        """Return the summary of each array, a dense one; nothing is recorded."""
-        with autograd.pause():
-            return [self._operator(array) for array in arrays]
+def summaries_of(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
+    """Return the summary of each array, a dense one that is in no graph; nothing is recorded."""
+    operator = mx.nd.CachedOp(summarize(mx.sym, mx.sym.var("x")))
+    with autograd.pause():
+        return [operator(array) for array in arrays]
 
 
 def read_ranges(names: Sequence[str], sizes: Sequence[int], summaries: Sequence[mx.nd.NDArray]) -> List[ValueRange]:
@@ -532,7 +527,7 @@ def read_ranges(names: Sequence[str], sizes: Sequence[int], summaries: Sequence[
 def ranges_of(arrays: Dict[str, Any]) -> List[ValueRange]:
     """Return the ranges of arrays by name, all on one context."""
     values = [dense(array) for array in arrays.values()]
-    return read_ranges(list(arrays), [array.size for array in values], Summaries()(values))
+    return read_ranges(list(arrays), [array.size for array in values], summaries_of(values))
 
 
 def dense(array: Any) -> mx.nd.NDArray:

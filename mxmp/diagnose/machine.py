@@ -56,6 +56,7 @@ def doctor(
     features = mx.runtime.Features()
     built = [text for name, text in _FEATURES.items() if name in features and features.is_enabled(name)]
     library = f"{mx.__version__} with {', '.join(built) or 'none of its options'}: {mx.libinfo.find_lib_path()[0]}"
+    times = "not measured: it does not run on this processor" if measured is None else f"measured: {measured}"
     findings = [
         Finding("Python", platform.python_version()),  # The import of mxmp has checked the versions.
         Finding("numpy", np.__version__),
@@ -65,7 +66,7 @@ def doctor(
         Finding("processor", f"{processor.name}, of the kind '{processor.kind.name}'"),
         _instructions(processor),
         _amx(processor.amx),
-        _speed(measured),
+        Finding("bfloat16", times),
         Finding("emulated float16", rounding.state()),
         *([] if GPU in kinds else [Finding(GPU, "none")]),
         *(replace(finding, subject=_kind(finding)) for finding in by_dtype[dtype]),
@@ -118,12 +119,6 @@ def _instructions(processor: Processor) -> Finding:
 def _amx(status: AmxStatus) -> Finding:
     state = f"{'on' if status.on else 'off'}: {status.reason}"
     return Finding("AMX", state, None if status.advice else True, status.advice)
-
-
-def _speed(measured: Optional[speed.Speed]) -> Finding:
-    if measured is None:
-        return Finding("bfloat16", "not measured: it does not run on this processor")
-    return Finding("bfloat16", f"measured: {measured}")
 
 
 def _is_off(value: Optional[str]) -> bool:

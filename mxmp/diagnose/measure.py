@@ -223,8 +223,7 @@ class _Gradients:
         graph, names = _graph_of(call, converted)
         facts = facts_of(graph, in_dtypes(variable_dtypes(graph), call.values))
         trained = {name for name in call.trained if canonical(call.values[name].dtype) in PRECISIONS}
-        # A loss outside of the graph reads its outputs; a symbol has its losses in it.
-        read = read_outputs(graph, facts, heads=call.out_format is not None)
+        read = read_outputs(graph, facts, heads=call.is_net)
         reached = _depending(graph, trained)
         known = call.decisions.facts.output_names
         keys = [key for key in read if key[0] in reached and key[0] in names.source]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Callable, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
 
 from .. import dtypes
-from ..graph import Graph, Key, Node
+from ..graph import Key, Node
 from ..passes.base import is_inserted
 from ..report.explanation import BACKWARD, FORWARD, NonFinite, ValueRange
 from .rerun import Values
@@ -132,11 +132,6 @@ def _closure(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> List[
     return waiting
 
 
-def _ancestors(graph: Graph, position: int) -> List[int]:
-    """Return the nodes that a node depends on, itself included."""
-    return _closure([position], lambda each: (entry.node for entry in graph.nodes[each].inputs))
-
-
 def _has_infinite_constant(node: Node) -> bool:
     """Return whether an operator has a constant that is inf in float32."""
     for _, text in node.attrs:
@@ -180,7 +175,8 @@ def _is_excused(position: int, seen: Values) -> bool:
     outputs = [output for key, output in seen.forward.items() if key[0] == position]
     if any(each.nans for each in outputs):
         return any(each.nans for each in inputs)
-    return any(each.bad for each in inputs) or not any(graph.nodes[i].is_variable for i in _ancestors(graph, position))
+    sources = _closure([position], lambda each: (entry.node for entry in graph.nodes[each].inputs))
+    return any(each.bad for each in inputs) or not any(graph.nodes[each].is_variable for each in sources)
 
 
 def _finding(

@@ -39,13 +39,13 @@ from ..train.step import NetCall, Observer
 from .batches import LossFunction, losses_of
 from .instrument import (
     Instrument,
-    Summaries,
     dense,
     facts_of,
     in_dtypes,
     ranges_of,
     read_outputs,
     read_ranges,
+    summaries_of,
     summarize,
     variable_dtypes,
     without_dropout,
@@ -62,7 +62,6 @@ class Call:
     """One call of one graph of a network.
 
     Attributes:
-        name: The name of the block or symbol, for errors.
         decisions: The decisions of a conversion, with the graph before and after it; one object for each graph.
         values: NDArrays of all variables by name, on one context.
         inputs: The names of those that are data or labels.
@@ -71,11 +70,10 @@ class Call:
         training: Whether it runs in training mode.
         loss_heads: The names of Custom operators that are loss heads.
         number: The number of its batch.
-        out_format: How a net's outputs are nested; None for a symbol.
+        is_net: Whether it is of a net, whose loss reads its outputs; the losses of a symbol are in the graph.
         lacking: The names of labels that a batch of a symbol lacks, so that they are zeros.
     """
 
-    name: str
     decisions: Decisions
     values: Mapping[str, Any]
     inputs: Sequence[str]
@@ -84,7 +82,7 @@ class Call:
     training: bool = True
     loss_heads: FrozenSet[str] = frozenset()
     number: int = 0
-    out_format: Any = None
+    is_net: bool = False
     lacking: FrozenSet[str] = frozenset()
 
 
@@ -347,7 +345,7 @@ class Replay:
         if kept.zeros:
             with autograd.pause():
                 gradients = Gradients([zero.grad.astype("float32") / scale for zero in kept.zeros], of_loss)
-        call = Call(noted.name, decisions, values, names, trained, noted.context, noted.training)
+        call = Call(decisions, values, names, trained, noted.context, noted.training)
         return cls(call, gradients, follows_lost, traced.params)
 
 
@@ -456,7 +454,6 @@ class Rerun:
         self._names = NodeNames(call.decisions.before, graph)
         keys = ((i, n) for i, node in enumerate(graph.nodes) if not node.is_variable for n in range(node.num_outputs))
         self._keys = [key for key in keys if self._facts.dtypes.get(key) in dtypes.PRECISIONS]
-        self._summaries = Summaries()
         self._instrument = Instrument(
             graph,
             call.decisions,
@@ -490,7 +487,7 @@ class Rerun:
         names += [graph.entry_name(head) for head, _ in zip(graph.heads, given)]
         sizes = [self._facts.size(Entry(*key)) or 0 for key in (*heads, *self._keys)]
         sizes += [array.size for array in arrays]
-        ranges = iter(read_ranges(names, sizes, [*reading.reductions, *self._summaries(arrays)]))
+        ranges = iter(read_ranges(names, sizes, [*reading.reductions, *summaries_of(arrays)]))
         outputs = [next(ranges) for _ in range(count)]
         by_key = {key: next(ranges) for key in (*self._keys, *forward)}
         backward = {key: next(ranges) for key in written}

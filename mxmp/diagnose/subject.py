@@ -339,12 +339,12 @@ class SymbolSubject(Subject):
         folded = self.converted(Policy()).arg_params if self._for_inference else {}
         params = {*self.model.arg_params, *self.model.aux_params}
         inputs = [name for name in self.model.symbol.list_inputs() if name not in params]
-        name, trained, module = str(self.model.symbol.name), frozenset(self.model.arg_params), self.module
+        trained, module = frozenset(self.model.arg_params), self.module
         heads = module._loss_heads if isinstance(module, Module) else frozenset()
         training = module is None or module.for_training
         fixed = inputs, trained, self.context, training, heads
         return [
-            Call(name, decisions, {**values, **folded}, *fixed, number, lacking=lacking)
+            Call(decisions, {**values, **folded}, *fixed, number, lacking=lacking)
             for number, (values, lacking) in enumerate(self.filled())
         ]
 
@@ -520,7 +520,7 @@ class NetSubject(Subject):
         wide = {n: to_float32(each) if read.get(n) == dtypes.FLOAT32 else each for n, each in params.items()}
         trained = frozenset(name for name, param in traced.params.items() if param.grad_req != "null")
         fixed = {**wide, **inputs}, list(inputs), trained, noted.context
-        return Call(noted.name, decisions, *fixed, noted.training, number=number, out_format=traced.formats[1])
+        return Call(decisions, *fixed, noted.training, number=number, is_net=True)
 
     def _converted(self, policy: Policy, noted: NetCall) -> Converted:
         """Return the conversion of the graph of a call to a policy."""

@@ -211,8 +211,8 @@ def _of_module(module: Module, copied: bool = False) -> List[Replay]:
         names = [name for name in data if name in values]
         if copied:
             values.update({name: values[name].copy() for name in names})
-        fixed = str(module.symbol.name), runnable.converted.decisions, values, names, trained, context
-        call = Call(*fixed, module.for_training, module._loss_heads)
+        fixed = values, names, trained, context, module.for_training, module._loss_heads
+        call = Call(runnable.converted.decisions, *fixed)
         replays.append(Replay(call, _gradients(executor.outputs, runnable.loss_outputs, out_grads, len(group.execs))))
     return replays
 
