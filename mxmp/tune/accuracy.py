@@ -183,66 +183,11 @@ def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: boo
     return read
 
 
-# ------------------------------------------------------------------ operators that may be kept
+# ------------------------------------------------------------------ operators that are kept
 
 
 Kept = FrozenSet[str]
 """Patterns of names that are kept in float32. One stands for all operators of a name, as of a block's two calls."""
-
-
-class LowOperators:
-    """The operators of a network that a policy has in low precision, and the policies that keep some in float32.
-
-    Attributes:
-        policy: The policy given.
-        rows: Its decision about each operator.
-        items: Patterns of the operators that it has in low precision, and that a name can keep in float32.
-        fixed: Those that no name can, because the policy or a region asks for low precision by name.
-    """
-
-    def __init__(self, subject: Subject, policy: Policy) -> None:
-        self.policy, self._subject = policy, subject
-        self.rows = subject.rows(policy)
-        # A region of Gluon, which overrules a name, leaves an attribute at its nodes.
-        nodes = (node for decisions in subject.decisions(policy) for node in _nodes(decisions.before))
-        regions = {node.name for node in nodes if node.get(PRECISION_ATTR)}
-        low = [row for row in self.rows if row.precision == policy.compute_dtype]
-        self.fixed = [row for row in low if row.name in regions or not self._gives_way(row)]
-        self.items = tuple(dict.fromkeys(pattern_of(row.name) for row in low if row not in self.fixed))
-        # Operators that the rules have in float32 elsewhere under the same name are not put in low precision.
-        self._never_low = self._in_float32(self.rows)
-        self._exact: Dict[Kept, Policy] = {}
-
-    def keeping(self, kept: Kept) -> Policy:
-        """Return the policy given with overrides that keep some operators in float32; others may follow."""
-        return with_names(self.policy, kept)
-
-    def exactly(self, kept: Kept) -> Policy:
-        """Return a policy with some operators in float32 and all other items in low precision, by name if need be.
-
-        If only some operators are kept by their names, others may follow into float32: the rules want them there, or
-        that saves casts. The result must not depend on these. For inputs of other shapes they may not follow.
-        """
-        if kept not in self._exact:
-            low: Set[str] = set()
-            policy, others = self.keeping(kept), set(self.items) - kept - self._never_low
-            # A name that is put low may let others behind it follow into float32, or draw them along: until none does.
-            while True:
-                following = (others & self._in_float32(self._subject.rows(policy))) - low
-                if not following:
-                    break
-                low |= following
-                policy = with_names(policy, low, policy.compute_dtype)
-            self._exact[kept] = policy
-        return self._exact[kept]
-
-    def _gives_way(self, row: Row) -> bool:
-        """Return whether an override of its name keeps an operator in float32."""
-        override = self.keeping(frozenset([pattern_of(row.name)])).override(row.op, row.name)
-        return override is not None and override[0] == dtypes.FLOAT32
-
-    def _in_float32(self, rows: Sequence[Row]) -> Set[str]:
-        return {pattern_of(row.name) for row in rows if row.precision == dtypes.FLOAT32}
 
 
 def with_names(policy: Policy, patterns: Iterable[str], dtype: str = dtypes.FLOAT32) -> Policy:
@@ -345,17 +290,47 @@ class _Ended(Exception):
 
 
 class _Search:
-    """One search: the operators that may be kept, in order, and the best set that was tried."""
+    """One search: the operators that may be kept, in order, and the policies that keep some of them in float32."""
 
     def __init__(self, judge: Tolerance, policy: Policy, most: int, show: Callable[[str, float], None]) -> None:
-        self._judge, self._most, self._show = judge, most, show
-        self._operators = LowOperators(judge.subject, policy)
+        self._judge, self._policy, self._most, self._show = judge, policy, most, show
+        self._rows = judge.subject.rows(policy)  # the decision of the policy given about each operator
+        # A region of Gluon, which overrules a name, leaves an attribute at its nodes.
+        nodes = (node for decisions in judge.subject.decisions(policy) for node in _nodes(decisions.before))
+        regions = {node.name for node in nodes if node.get(PRECISION_ATTR)}
+        low = [row for row in self._rows if row.precision == policy.compute_dtype]
+        # Those in low precision that no name can keep in float32, and the patterns of the others.
+        self._fixed = [row for row in low if row.name in regions or not self._gives_way(row)]
+        self._items = tuple(dict.fromkeys(pattern_of(row.name) for row in low if row not in self._fixed))
+        self._exact: Dict[Kept, Policy] = {}
         show("errors of operators", 0.0)
         self._errors = node_errors(judge.subject.calls(policy))
         for decisions in judge.subject.decisions(policy):  # nodes in bodies of loops have the errors of these
             for node in decisions.before.operators():
                 for inner in (inner for body in node.subgraphs for inner in _nodes(body)):
                     self._errors[inner.name] = self._errors[node.name]
+
+    def _gives_way(self, row: Row) -> bool:
+        """Return whether an override of its name keeps an operator in float32."""
+        override = with_names(self._policy, [pattern_of(row.name)]).override(row.op, row.name)
+        return override is not None and override[0] == dtypes.FLOAT32
+
+    def _keeping(self, kept: Kept) -> Policy:
+        """Return a policy with some operators in float32 and all other items in low precision, by name if need be.
+
+        If only some operators are kept by their names, others may follow into float32: the rules want them there, or
+        that saves casts. The result must not depend on these. For inputs of other shapes they may not follow.
+        """
+        if kept not in self._exact:
+            low: Set[str] = set()
+            # Operators that the rules have in float32 elsewhere under the same name are not put in low precision.
+            policy, others = with_names(self._policy, kept), set(self._items) - kept - _in_float32(self._rows)
+            # A name that is put low may let others behind it follow into float32, or draw them along: until none does.
+            while following := (others & _in_float32(self._judge.subject.rows(policy))) - low:
+                low |= following
+                policy = with_names(policy, low, policy.compute_dtype)
+            self._exact[kept] = policy
+        return self._exact[kept]
 
     def run(self) -> SearchResult:
         """Return the result."""
@@ -364,9 +339,9 @@ class _Search:
         if self._passes(nothing):
             return self._result(nothing, is_minimal=True)
         # By their local errors, and between equal ones by the accumulated ones.
-        rows = sorted(self._operators.rows, key=self._error, reverse=True)
+        rows = sorted(self._rows, key=self._error, reverse=True)
         first = dict.fromkeys(pattern_of(row.name) for row in rows)
-        items = [pattern for pattern in first if pattern in self._operators.items]
+        items = [pattern for pattern in first if pattern in self._items]
         best = frozenset(items)
         if not items or not self._passes(best):
             raise self._unreachable()
@@ -384,10 +359,10 @@ class _Search:
             return self._result(best, is_minimal=False)
 
     def _passes(self, kept: Kept) -> bool:
-        policy = self._operators.exactly(kept)
+        policy = self._keeping(kept)
         if self._judge.evaluations >= self._most and not self._judge.knows(policy):
             raise _Ended
-        number, count = self._judge.evaluations + 1, len(self._operators.items)
+        number, count = self._judge.evaluations + 1, len(self._items)
         self._show(f"evaluation {number}: {len(kept)} of {count} in float32", number / self._most)
         return self._judge.allows(policy)
 
@@ -395,9 +370,8 @@ class _Search:
         return self._errors.get(row.name, Errors(-1.0, -1.0))  # Operators that were not compared come last.
 
     def _unreachable(self) -> TuneError:
-        operators, judge = self._operators, self._judge
-        policy = operators.exactly(frozenset(operators.items))
-        low = [f"'{row.name}' ({row.op})" for row in operators.fixed]
+        judge, policy = self._judge, self._keeping(frozenset(self._items))
+        low = [f"'{row.name}' ({row.op})" for row in self._fixed]
         # With all items kept the metric fails still. Only operators that are low by name are left, and the outputs.
         causes = [f"{policy.compute_dtype} is asked for by name of {', '.join(low[:3])}"] if low else []
         causes += [f"{len(low) - 3} more"] if len(low) > 3 else []
@@ -405,7 +379,7 @@ class _Search:
         sign, relation = (-1, "least") if judge.higher_is_better else (1, "most")
         bound = f"{relation} {judge.reference + sign * judge.tolerance:.6g}"
         return TuneError(
-            f"with all {len(operators.items)} operators in float32 that can be kept there, the metric is "
+            f"with all {len(self._items)} operators in float32 that can be kept there, the metric is "
             f"{judge.metric(policy):.6g}; it has to be at {bound}, as it is {judge.reference:.6g} in float32. "
             + (f"What is left: {' and '.join(causes)}." if causes else "Is the tolerance below the noise of evaluate?")
         )
@@ -413,43 +387,47 @@ class _Search:
     def _final(self, kept: Kept, may_measure: bool) -> Policy:
         """Return the policy that keeps operators only by their names, if that was as good; others may follow."""
         # The plain policy says less and lets casts be saved; the exact one was measured.
-        exact, plain = self._operators.exactly(kept), self._operators.keeping(kept)
+        exact, plain = self._keeping(kept), with_names(self._policy, kept)
         if self._judge.knows(plain) or (may_measure and self._judge.evaluations < self._most):
             with contextlib.suppress(KeyboardInterrupt):
                 return plain if self._judge.allows(plain) else exact
         return exact
 
     def _result(self, kept: Kept, is_minimal: bool) -> SearchResult:
-        judge, operators = self._judge, self._operators
+        judge = self._judge
         policy = self._final(kept, may_measure=is_minimal)
         after = judge.subject.rows(policy)
         return SearchResult(
             policy=policy,
             metric=judge.metric(policy),
             reference=judge.reference,
-            given=judge.metric(operators.policy),
+            given=judge.metric(self._policy),
             tolerance=judge.tolerance,
             higher_is_better=judge.higher_is_better,
             evaluations=judge.evaluations,
             is_minimal=is_minimal,
-            float32_operators=(_count_float32(operators.rows), _count_float32(after)),
+            float32_operators=(_count_float32(self._rows), _count_float32(after)),
             operators=len(after),
-            rows=tuple(self._rows(kept, after)),
+            rows=tuple(self._result_rows(kept, after)),
         )
 
-    def _rows(self, kept: Kept, after: Sequence[Row]) -> Iterator[SearchRow]:
+    def _result_rows(self, kept: Kept, after: Sequence[Row]) -> Iterator[SearchRow]:
         """Yield a row for each operator that was in low precision, the largest errors first."""
-        low = self._operators.policy.compute_dtype
-        pairs = [(row, now) for row, now in zip(self._operators.rows, after) if row.precision == low]
+        low = self._policy.compute_dtype
+        pairs = [(row, now) for row, now in zip(self._rows, after) if row.precision == low]
         for row, now in sorted(pairs, key=lambda pair: self._error(pair[0]), reverse=True):
             local, accumulated = self._error(row) if row.name in self._errors else (math.nan, math.nan)
             without, state, pattern = None, "follows" if now.precision == dtypes.FLOAT32 else "no", pattern_of(row.name)
-            if row in self._operators.fixed:
+            if row in self._fixed:
                 state = "cannot"
             elif pattern in kept:
-                policy, state = self._operators.exactly(kept - {pattern}), "yes"
+                policy, state = self._keeping(kept - {pattern}), "yes"
                 without = self._judge.metric(policy) if self._judge.knows(policy) else None
             yield SearchRow(row.name, row.op, local, accumulated, state, without)
+
+
+def _in_float32(rows: Sequence[Row]) -> Set[str]:
+    return {pattern_of(row.name) for row in rows if row.precision == dtypes.FLOAT32}
 
 
 def _count_float32(rows: Sequence[Row]) -> int:
