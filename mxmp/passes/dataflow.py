@@ -21,7 +21,7 @@ from ..graph import Entry, Graph, Key, Node
 from ..policy import Policy
 from ..rules import ALLOW, CLEAR, DENY, EVERY, INFER, Call, Rule
 from ..rules.conditions import unsafe_scalar
-from ..rules.core import DIVIDES, ENDS, MAGNIFIES, NORMALIZES, RESTARTS, SATURATES, SHIFTS, SUBTRACTS
+from ..rules.core import DIVIDES, ENDS, LENGTHS, MAGNIFIES, NORMALIZES, RESTARTS, SATURATES, SHIFTS, SUBTRACTS
 from .base import rule_of
 from .control_flow import Body, bodies_of, marks_through_body
 from .decide import FLOAT32, FREE, KEEP, LOW, VARIABLE, Decision, Reason, decide, moves
@@ -42,6 +42,7 @@ class Mark:
     INDICES = 1 << 7  # Some are positions.
     NEAR_ONE = 1 << 8  # They are so close to 1 that their distance from 1 needs float32.
     OF_NEAR_ONE = 1 << 9  # They are computed from such values. They may depend on that distance.
+    LENGTH = 1 << 10  # They are lengths of vectors.
 
 
 class Need:
@@ -58,7 +59,7 @@ class Need:
 
 _NEAR = Mark.NEAR_ONE | Mark.OF_NEAR_ONE
 
-_THROUGH_BODIES = Mark.TAINTED | Mark.FORCED | Mark.DATA | Mark.ROUNDED | Mark.INDICES | _NEAR
+_THROUGH_BODIES = Mark.TAINTED | Mark.FORCED | Mark.DATA | Mark.ROUNDED | Mark.INDICES | Mark.LENGTH | _NEAR
 """The marks that enter bodies of control flow, and leave them."""
 
 _BY_USER = {Reason.OVERRIDE, Reason.OPERATOR, Reason.REGION}
@@ -221,7 +222,7 @@ class Dataflow:
     def _mark_numbers(self, position: int, node: Node, rule: Optional[Rule], read: int) -> None:
         """Mark the outputs of an operator that are positions, rounded, or close to 1."""
         outputs: Sequence[int] = range(node.num_outputs)
-        numbers = read & (Mark.ROUNDED | Mark.INDICES | _NEAR)
+        numbers = read & (Mark.ROUNDED | Mark.INDICES | Mark.LENGTH | _NEAR)
         if node.op in CAST_OPS:  # one to integers ends all rounding before it
             mark = numbers if _is_float(node) else 0
         elif rule is None:
@@ -237,10 +238,14 @@ class Dataflow:
             carries = rule.category == CLEAR or (rule.category == INFER and not rounded and not rule.is_boolean)
             mark = (Mark.ROUNDED if rounded else 0) | (numbers & Mark.INDICES if carries else 0)
             mark |= Mark.INDICES if rule.counts and not rounded else 0
-            if rule.distance in (SATURATES, NORMALIZES) or (rule.distance == SUBTRACTS and numbers & _NEAR):
+            normalizes = rule.distance == DIVIDES and self.marks.get(node.inputs[1].key, 0) & Mark.LENGTH
+            subtracts = rule.distance == SUBTRACTS and numbers & _NEAR
+            if rule.distance in (SATURATES, NORMALIZES) or normalizes or subtracts:
                 mark |= Mark.NEAR_ONE
+            elif rule.distance == LENGTHS:
+                mark |= Mark.LENGTH
             elif rule.category == CLEAR or rule.distance == SHIFTS:
-                mark |= numbers & _NEAR
+                mark |= numbers & (Mark.LENGTH | _NEAR)
             elif numbers & _NEAR and rule.size != RESTARTS and not rule.is_boolean:
                 mark |= Mark.OF_NEAR_ONE
             outputs = outputs if rule.counts else [i for i in outputs if i not in rule.keep_outputs]

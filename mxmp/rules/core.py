@@ -59,6 +59,9 @@ SUBTRACTS = "subtracts"
 NORMALIZES = "normalizes"
 """Magnifies, and gives vectors of length 1, whose products with each other are close to 1 where they are alike."""
 
+LENGTHS = "lengths"
+"""Gives lengths of vectors. A vector that is divided by its length is normalized."""
+
 ENDS = "ends"
 """Is defined up to 1, or from 1 on, and steep there. So all inputs are taken to be close to 1, as those of arccos."""
 
@@ -150,9 +153,8 @@ class Rule:
         counts: Whether it gives positions if no product has rounded its inputs, as cumsum does.
         maps_indices: Whether a product of positions stays float32, because its results are positions too.
         is_boolean: Whether it only gives 0 and 1.
-        distance: Its effect on the distance of values from 1: ``SATURATES``, ``SHIFTS``, ``MAGNIFIES``, ``DIVIDES``,
-            ``SUBTRACTS``, ``NORMALIZES`` or ``ENDS``. By default results depend on the distance of the inputs. Results
-            of ``RESTARTS`` do not.
+        distance: Its effect on the distance of values from 1: one of the words from ``SATURATES`` to ``ENDS``. By
+            default results depend on the distance of the inputs. Results of ``RESTARTS`` do not.
         float32_attr: Attribute with which the operator reads low precision data, and computes in and gives
             float32; empty if it has none. It saves a cast.
         substitutes: Operators that compute the same if this one has no low precision kernel, or none with safe sums.

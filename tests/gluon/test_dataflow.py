@@ -151,6 +151,8 @@ RELATIVES = {
     "angles": (lambda F, x: F.arccos(alike(F, x, unit)), ROWS, {}),
     "angles of rows divided by hand": (lambda F, x: F.arccos(F.clip(alike(F, x, divided), -1, 1)), ROWS, {}),
     "sines of angles": (lambda F, x: F.sqrt(1 - alike(F, x, unit) * alike(F, x, unit)), ROWS, {}),
+    "sines of angles of rows divided by hand": (
+        lambda F, x: F.sqrt(1 - alike(F, x, divided) * alike(F, x, divided)), ROWS, {}),
     "the logarithm of a distance of rows": (lambda F, x: -F.log(1 - alike(F, x, unit)) * 0.1, ROWS, {}),
     "a distance of rows": (lambda F, x: 10 * (1 - alike(F, x, unit)), ROWS, {}),
     "rapidities": (lambda F, x: 0.1 * F.arctanh(0.999 * alike(F, x, divided)), ROWS, {}),

@@ -13,7 +13,7 @@ from ..conditions import (
     short_windows,
     small_magnification,
 )
-from ..core import DENY, GIVEN, INFER, NORMALIZES, RESTARTS, SHIFTS
+from ..core import DENY, GIVEN, INFER, LENGTHS, NORMALIZES, RESTARTS, SHIFTS
 from .build import BFLOAT16_ALONE, TYPED, Rules, moves, never_cast, rules, short_sums, variant
 
 _IN_DATA_DTYPE = "accumulates in the dtype of the data"
@@ -46,9 +46,9 @@ REDUCTIONS: Rules = (
     # Moments:
     *rules(DENY, "moments _npi_var _npi_std", reason=_STATISTICS, no_bfloat16=True),
     # norm does not widen: behind out_dtype its gradient fails.
-    *rules(DENY, "norm", reason="sum of squares", no_bfloat16=True),
+    *rules(DENY, "norm", reason="sum of squares", no_bfloat16=True, distance=LENGTHS),
     *rules(DENY, "L2Normalization", reason="sum of squares", no_bfloat16=True, size=RESTARTS, distance=NORMALIZES),
-    *rules(DENY, "_npi_norm", reason="sum of squares", no_low=True),
+    *rules(DENY, "_npi_norm", reason="sum of squares", no_low=True, distance=LENGTHS),
     *never_cast(DENY, "_npi_percentile _histogram _npi_bincount", "ranks and counts"),
     # Batch norms: Normalization with float32 parameters and statistics.
     *rules(INFER, "BatchNorm", **_BATCH_NORM),
