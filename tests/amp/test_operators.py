@@ -25,6 +25,7 @@ def test_every_operator_stands_in_one_list(dtype, spellings):
 def test_the_lists_hold_what_contrib_amps_hold():
     assert set(contrib.list_lp16_ops("float16")) <= set(amp.list_lp16_ops("float16"))
     assert set(contrib.list_lp16_ops(contrib.amp.bfloat16)) <= set(amp.list_lp16_ops("bfloat16"))
+    assert ("Activation", "act_type", ["softrelu"]) in amp.list_conditional_fp32_ops("float16")
     assert set(contrib.list_loss_output_functions("float16")) < set(amp.list_loss_output_functions("float16"))
 
 
