@@ -22,7 +22,7 @@ def unscaled(grads):
     return made.get_unscaled_gradients(grads)
 
 
-ARRAY, INTS = mx.nd.ones(1), mx.nd.ones(1, dtype="int32")
+ARRAY = mx.nd.ones(1)
 NO_SCALE = "expected a positive, finite number between 2**-126 and 2**126, so that it and its inverse are float32 numbers."
 TABLE = {
     "no initial_scale": (lambda: optimizer(dynamic=False), LossScaleError,

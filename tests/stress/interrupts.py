@@ -15,6 +15,27 @@ def interrupted(action, line, error=KeyboardInterrupt):
     return line <= _traced(action, line, error)
 
 
+def cuts(first=1, every=1, least=20):
+    """Yield a function that interrupts an action, at a later line each time, until the action has fewer lines.
+
+    Args:
+        first: The line of the first cut.
+        every: How many lines lie between a cut and the next.
+        least: How many lines the action has at least, or it was none of those that are cut.
+    """
+
+    def cut(action, error=KeyboardInterrupt):
+        nonlocal was_cut
+        was_cut = interrupted(action, line, error)
+        return was_cut
+
+    was_cut, line = True, first
+    while was_cut:
+        yield cut
+        line += every
+    assert line > least
+
+
 def count_lines(action):
     """Return how many lines of those that change something an action has."""
     return _traced(action, None, KeyboardInterrupt)

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 
 import mxnet as mx
 import numpy as np
@@ -17,7 +16,7 @@ from tests.alone import alone
 from tests.freeze import saved_arrays, scale_of
 from tests.gluon.nets import Function
 from tests.gluon.trainer_tools import LOW, backward, loss_of, param, sgd, value
-from tests.stress.interrupts import count_lines, interrupted
+from tests.stress.interrupts import count_lines, cuts, interrupted
 
 APART = 3  # lines from one cut to the next, where each takes long
 CALLS = {
@@ -42,15 +41,12 @@ def require_own_gradients(trainer, w):
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_call_that_is_cut_leaves_later_steps_their_own_gradients(call, dtype, draw):
-    for line in itertools.count(1 + draw.randrange(APART), APART):
+    for cut in cuts(1 + draw.randrange(APART), APART, least=100):
         w = param([1.0, 2.0], dtype)
         trainer = sgd(w, 64)
         backward(trainer, w, 8)
-        went_on = not interrupted(functools.partial(call, trainer), line)
+        cut(functools.partial(call, trainer))
         require_own_gradients(trainer, w)
-        if went_on:
-            break
-    assert line > 100
 
 
 def net_with_head():
@@ -75,15 +71,12 @@ def cut_blocks_with_heads():
             scaled.backward()
 
     trainer = Trainer(net, "sgd", loss_scale=1024)
-    for line in itertools.count(1):
+    for cut in cuts(least=50):
         loss = recorded()
-        went_on = not interrupted(block, line)
+        cut(block)
         recorded_other().backward()
         np.testing.assert_array_equal(other.weight.grad().asnumpy(), [1, 2])
         trainer.discard_grads()
-        if went_on:
-            break
-    assert line > 50
 
 
 def test_a_block_that_is_cut_leaves_the_gradients_of_other_nets_unscaled():
@@ -94,14 +87,12 @@ def cut_beginnings_with_heads():
     """The other net is called before the block, which writes to the array that its head reads."""
     (net, recorded), (other, recorded_other) = net_with_head(), net_with_head()
     trainer = Trainer(net, "sgd", loss_scale=1024)
-    for line in itertools.count(1):
+    for cut in cuts(least=50):
         waiting, block = recorded_other(), trainer.scale_loss(recorded())
-        if not interrupted(block.__enter__, line):
-            break
-        waiting.backward()
-        np.testing.assert_array_equal(other.weight.grad().asnumpy(), [1, 2])
-        trainer.discard_grads()
-    assert line > 50
+        if cut(block.__enter__):
+            waiting.backward()
+            np.testing.assert_array_equal(other.weight.grad().asnumpy(), [1, 2])
+            trainer.discard_grads()
 
 
 def test_a_block_that_is_cut_while_it_begins_gives_calls_of_other_nets_their_scale_back():
@@ -119,20 +110,17 @@ def test_an_accumulators_loop_that_is_cut_leaves_grad_req_and_the_trainers_own_s
             run_backward(x)
             accumulator.step(1)
 
-    for line in itertools.count(1 + draw.randrange(APART), APART):
+    for cut in cuts(1 + draw.randrange(APART), APART, least=100):
         w = param([1.0, 2.0])
         trainer = sgd(w, None)
         accumulator = Accumulator(trainer, 2)
-        went_on = not interrupted(loop, line)
+        cut(loop)
         assert w.grad_req == "write"
         trainer.discard_grads()
         before = value(w.data())
         run_backward(0.5)
         assert trainer.step(1)
         np.testing.assert_array_equal(value(w.data()), before - 0.5)
-        if went_on:
-            break
-    assert line > 100
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -151,14 +139,11 @@ def test_averages_that_are_swapped_in_are_out_again_wherever_that_is_cut(dtype):
     trainer.step(1)
     average.update()
     own = exact_value(w).asnumpy()
-    for line in itertools.count(1):
-        went_on = not interrupted(swap, line)
+    for cut in cuts():
+        cut(swap)
         np.testing.assert_array_equal(exact_value(w).asnumpy(), own)
         backward(trainer, w, 0)
         assert trainer.step(1)
-        if went_on:
-            break
-    assert line > 20
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of files that a cut leaves open
@@ -192,28 +177,21 @@ def test_states_whose_load_is_cut_are_all_loaded_or_none(tmp_path):
 
 
 def test_an_adoption_that_is_cut_leaves_a_trainer_of_mxnet_or_one_of_mxmp():
-    for line in itertools.count(1):
+    for cut in cuts():
         w = param([1.0, 2.0])
         trainer = gluon.Trainer([w], "sgd", {"learning_rate": 1.0})
-        went_on = not interrupted(functools.partial(Trainer.adopt, trainer, 64), line)
-        assert not went_on or isinstance(trainer, Trainer)
+        assert cut(functools.partial(Trainer.adopt, trainer, 64)) or isinstance(trainer, Trainer)
         backward(trainer, w, 0.5)
         trainer.step(1)
         np.testing.assert_array_equal(value(w.data()), [0.5, 1.5])
-        if went_on:
-            break
-    assert line > 20
 
 
 def test_a_constructor_that_is_cut_leaves_parameters_that_can_be_set_and_trained():
-    for line in itertools.count(1):
+    for cut in cuts():
         w = param([1.0, 2.0])
-        went_on = not interrupted(functools.partial(sgd, w), line)
+        cut(functools.partial(sgd, w))
         w.set_data(mx.nd.array([1, 2]))
         trainer = sgd(w, 64)
         backward(trainer, w, 0.5)
         trainer.step(1)
         np.testing.assert_array_equal(value(w.data()), [0.5, 1.5])
-        if went_on:
-            break
-    assert line > 20
