@@ -1,5 +1,6 @@
 """Blocks of scale_loss: what they yield, their backward, errors within them, and losses of several trainers."""
 
+import gc
 from collections import namedtuple
 
 import mxnet as mx
@@ -404,6 +405,22 @@ def test_lost_statistics_of_a_net_that_no_trainer_has_are_named_once(caplog, rec
         assert trainer.step(1) == (bad == 1.0)
     said = [record.getMessage() for record in caplog.records] + [str(each.message) for each in recwarn]
     assert len([text for text in said if "teacher" in text and "running statistics" in text]) == 1
+
+
+def count_arrays():
+    gc.collect()
+    return sum(isinstance(each, mx.nd.NDArray) for each in gc.get_objects())
+
+
+def test_a_step_keeps_no_array():
+    """The loss scale is a variable of autograd, made once and used again by the steps to come."""
+    w = param([1.0, 2.0])
+    trainer = sgd(w, 64)
+    assert run(trainer, w)
+    before = count_arrays()
+    for _ in range(4):
+        assert run(trainer, w)
+    assert count_arrays() == before
 
 
 # ---------------------------------------------------------------------- what another trainer has scaled
