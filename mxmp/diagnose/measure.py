@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+import sys
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sized, Tuple, Union
 
 import mxnet as mx
 
-from ..display.terminal import shown
+from ..display.terminal import showing_progress
 from ..dtypes import PRECISIONS, canonical
 from ..errors import ConvertError
 from ..graph import Graph, Key
@@ -163,8 +164,11 @@ def _measured(
     """Yield the calls of a network on batches, while a bar shows how many batches were read."""
     subject: Subject = read_subject(network, loss, ctx)
     wanted = _FLOAT32 if policy is None else subject.policy_or(policy)
-    with contextlib.closing(subject.runs(wanted, read_batches(batches, max_batches), labels, train)) as runs:
-        for replays in shown(name, runs, max_batches or (1 if is_batch(batches) else batches)):
+    count = max_batches or (len(batches) if isinstance(batches, Sized) and not is_batch(batches) else None)
+    runs = subject.runs(wanted, read_batches(batches, max_batches), labels, train)
+    with contextlib.closing(runs), showing_progress(sys.stderr.isatty()) as show:
+        for number, replays in enumerate(runs):
+            show(f"{name}: batch {number + 1}", number / count if count else None)
             yield from replays
 
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-import sys
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from ..errors import visible
 from . import blocks
@@ -27,8 +26,6 @@ from rich.console import Console  # noqa: E402
 from rich.padding import Padding  # noqa: E402
 from rich.table import Table  # noqa: E402
 from rich.text import Text  # noqa: E402
-
-T = TypeVar("T")
 
 WIDTH = 120  # The columns if there is no terminal.
 NARROW = 80  # With fewer columns two text columns share one.
@@ -126,22 +123,6 @@ def _sentence(line: str, style: str = "") -> Text:
 
 
 # ---------------------------------------------------------------------- how far long work is
-
-
-def shown(name: str, items: Iterable[T], counted: Any = None) -> Iterator[T]:
-    """Yield items while a bar on stderr shows how many were used, if that is a terminal.
-
-    Args:
-        name: The work that is done with them.
-        items: The items.
-        counted: Their number, or something of that length; None, or something without one, if it is not known.
-    """
-    total = len(counted) if hasattr(counted, "__len__") else counted if isinstance(counted, int) else None
-    with showing_progress(sys.stderr.isatty()) as show:
-        # An iterator has no length: the bar moves to and fro, and the number in the text tells how far it is.
-        for number, item in enumerate(items):
-            show(f"{name} {number}", number / total if total else None)
-            yield item
 
 
 @contextlib.contextmanager
