@@ -255,10 +255,10 @@ def all_to_float32(arrays: Sequence[mx.nd.NDArray]) -> List[mx.nd.NDArray]:
     sources = [array.as_nd_ndarray() for array in arrays]
     fit = [k for k, array in enumerate(sources) if _is_cast_together(array)]
     together: Dict[int, mx.nd.NDArray] = {}
-    with autograd.pause():
-        for group in by_context(fit, [sources[k] for k in fit]):
+    for group in by_context(fit, [sources[k] for k in fit]):
+        with autograd.pause():
             together.update(zip(group, widen([sources[k] for k in group])))
-        results = [together[k] if k in together else to_float32(array) for k, array in enumerate(sources)]
+    results = [together[k] if k in together else to_float32(array) for k, array in enumerate(sources)]
     return [each.as_np_ndarray() if isinstance(array, mx.np.ndarray) else each for each, array in zip(results, arrays)]
 
 
