@@ -53,14 +53,6 @@ def two_layers():
     return mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=3, name="fc2"), name="softmax")
 
 
-def params_of(symbol, **shapes):
-    rng = np.random.RandomState(0)
-    args, _, aux = symbol.infer_shape(**shapes)
-    named = zip(symbol.list_arguments(), args)
-    arrays = {n: mx.nd.array(rng.randn(*s)) for n, s in named if n not in shapes and not n.endswith("label")}
-    return arrays, {n: mx.nd.ones(s) for n, s in zip(symbol.list_auxiliary_states(), aux)}
-
-
 def unrolled(length):
     """Return a symbol with one FullyConnected per time step, which share their weight."""
     data, weight = mx.sym.var("data"), mx.sym.var("weight")

@@ -123,24 +123,13 @@ def test_loss_heads_in_hybridized_nets_are_scaled(theirs):
     net = _WithHead(2, in_units=3, prefix="net_")
     net.initialize()
     net.hybridize()
-    assert net(mx.nd.array(X)).shape == (1, 2)  # infers
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     amp.init_trainer(trainer)
-    for train_mode in (True, False):
-        with autograd.record(train_mode):
-            loss = net(mx.nd.array(X))
-        loss.backward()
-        plain = net.bias.grad().asnumpy()
-        trainer.discard_grads()
-        with autograd.record(train_mode):
-            loss = net(mx.nd.array(X))
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
-        np.testing.assert_allclose(net.bias.data().grad.asnumpy(), 256 * plain, rtol=2e-3)
-        np.testing.assert_allclose(net.bias.grad().asnumpy(), plain, rtol=2e-3)
-        assert plain.any()
-        trainer.discard_grads()
-    assert net(mx.nd.array(X)).shape == (1, 2)
+    with autograd.record(), amp.scale_loss(net(mx.nd.array(X)), trainer) as scaled:
+        scaled.backward()
+    written = net.bias.data().grad.asnumpy()
+    np.testing.assert_allclose(written, 256 * net.bias.grad().asnumpy(), rtol=2e-3)
+    assert written.any() and trainer.step(1)
 
 
 # 14, whose undoing is in test_hook

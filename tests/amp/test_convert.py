@@ -11,7 +11,8 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp import amp
-from tests.amp.nets import IMAGES, bind, casts_of, images, nodes_of, params_of, ready, two_layers
+from tests.amp.nets import IMAGES, bind, casts_of, images, nodes_of, ready, two_layers
+from tests.module.tools import params_of
 from tests.values import name_of
 
 NAMES = [name for name in dir(contrib) if name.startswith(("convert_", "init", "list_", "scale_", "unscale"))]

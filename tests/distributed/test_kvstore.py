@@ -158,6 +158,7 @@ def join_from_threads():
     assert KVStore("dist_device_sync")._engine in engines  # a name means the job, though its first users are gone
 
 
+@pytest.mark.slow
 def test_a_job_is_joined_once_by_whatever_thread_and_name():
     """MXNet waits for ever in a second mx.kv.create('dist_sync')."""
     alone(join_from_threads)

@@ -205,27 +205,6 @@ def test_a_damaged_file_is_named_and_changes_nothing(name, tmp_path):
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("older", ["a set", "no manifest", "another epoch"])
-def test_a_save_that_is_killed_leaves_the_older_set_the_newer_or_an_error(older, tmp_path):
-    prefix, other, newer, found = str(tmp_path / "set" / "net"), str(tmp_path / "net"), stepped("tanh", 3), []
-    (tmp_path / "set").mkdir()
-    is_other = older == "another epoch"
-    newer.save_checkpoint(other, 1, save_optimizer_states=True)
-    stepped().save_checkpoint(prefix, 0 if is_other else 1, save_optimizer_states=True)
-    if older == "no manifest":
-        os.remove(f"{prefix}-0001.manifest.json")
-    whole = [loaded(other), *([] if is_other else [loaded(prefix)])]
-    for _ in killed_at_each_rename(lambda: newer.save_checkpoint(prefix, 1, True), str(tmp_path / "set")):
-        try:
-            found.append(whole.index(loaded(prefix)))
-        except (CheckpointError, FileNotFoundError) as e:
-            assert "does not fit" in str(e) or (is_other and "net-0001." in str(e))
-            found.append("refused")
-    assert len(found) == 4 and "refused" in found and found[0] == ("refused" if is_other else 1)
-    assert loaded(prefix) == whole[0]
-
-
-@pytest.mark.stress
 def test_buckets_that_were_not_saved_together_are_refused(tmp_path):
     """Killed over an older set of the same lengths: two networks, which are as before, and the lengths; parameters."""
     (tmp_path / "set").mkdir()
