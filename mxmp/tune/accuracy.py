@@ -32,7 +32,7 @@ from ..diagnose.compare import Errors, node_errors
 from ..diagnose.subject import FIRST_CALLS, NetSubject, Subject, SymbolSubject, read_subject
 from ..display.terminal import showing_progress
 from ..errors import NonFiniteLossError, TuneError
-from ..graph import Graph, Node
+from ..graph import Graph
 from ..passes.base import PRECISION_ATTR
 from ..policy import Policy, pattern_of
 from ..report import Row
@@ -195,14 +195,6 @@ def with_names(policy: Policy, patterns: Iterable[str], dtype: str = dtypes.FLOA
     return policy.replace(names={**dict(policy.names), **dict.fromkeys(patterns, dtype)})
 
 
-def _nodes(graph: Graph) -> Iterator[Node]:
-    """Yield the operators of a graph, and those in bodies."""
-    for node in graph.operators():
-        yield node
-        for body in node.subgraphs:
-            yield from _nodes(body)
-
-
 # ------------------------------------------------------------------ the search
 
 
@@ -295,8 +287,8 @@ class _Search:
     def __init__(self, judge: Tolerance, policy: Policy, most: int, show: Callable[[str, float], None]) -> None:
         self._judge, self._policy, self._most, self._show = judge, policy, most, show
         self._rows = judge.subject.rows(policy)  # the decision of the policy given about each operator
+        nodes = [node for decisions in judge.subject.decisions(policy) for node in decisions.before.operators()]
         # A region of Gluon, which overrules a name, leaves an attribute at its nodes.
-        nodes = (node for decisions in judge.subject.decisions(policy) for node in _nodes(decisions.before))
         regions = {node.name for node in nodes if node.get(PRECISION_ATTR)}
         low = [row for row in self._rows if row.precision == policy.compute_dtype]
         # Those in low precision that no name can keep in float32, and the patterns of the others.
@@ -305,10 +297,9 @@ class _Search:
         self._exact: Dict[Kept, Policy] = {}
         show("errors of operators", 0.0)
         self._errors = node_errors(judge.subject.calls(policy))
-        for decisions in judge.subject.decisions(policy):  # nodes in bodies of loops have the errors of these
-            for node in decisions.before.operators():
-                for inner in (inner for body in node.subgraphs for inner in _nodes(body)):
-                    self._errors[inner.name] = self._errors[node.name]
+        for node in nodes:  # Operators in bodies of a loop have its errors.
+            for inner in (inner for body in node.subgraphs for inner in body.operators()):
+                self._errors[inner.name] = self._errors[node.name]
 
     def _gives_way(self, row: Row) -> bool:
         """Return whether an override of its name keeps an operator in float32."""
