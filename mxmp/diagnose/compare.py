@@ -408,7 +408,7 @@ def compare(
             it gradients are compared. 'outputs' says that the net returns its losses. A symbol or Module has loss
             heads.
         labels: How many arrays at the end of a net's batch are labels; None for as many as net and loss tell by their
-            signatures.
+            signatures. Needed without a loss if the last arrays may also be optional inputs of the net.
         max_batches: How many batches are read at most; None for all.
         loss_scale: A factor on gradients while they are in low precision, a power of two. None for 1024, or for the
             largest power of two below it at which gradients are finite; 1 if there is none.
