@@ -12,6 +12,9 @@ from mxmp.processors import Processor as Processor
 from mxmp.processors import read_cpuinfo as read_cpuinfo
 
 ON = AmxStatus(True, "mxmp switched it on.")
+HIDES = "DNNL_MAX_CPU_ISA_OF_A_TEST"
+"""The environment variable that hides instructions of a pinned processor, as DNNL_MAX_CPU_ISA hides those of a real one."""
+
 _FLAGS = {
     NO_BFLOAT16: "avx2",
     EMULATED: "avx2 avx512f avx512bw",
@@ -32,5 +35,5 @@ def processor_of(kind, **fields):
 def pin(patch, processor):
     """Have mxmp see a processor, by pytest's monkeypatch, whatever the environment hides of this machine's."""
     patch.setattr("mxmp.devices.processor.read_cpuinfo", lambda: processor)
-    patch.setattr("mxmp.devices.processor.VARIABLE", "NO_SUCH_VARIABLE")
+    patch.setattr("mxmp.devices.processor.VARIABLE", HIDES)
     patch.setattr("mxmp.devices.processor.amx_status", lambda: processor.amx)

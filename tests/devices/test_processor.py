@@ -4,7 +4,7 @@ import pytest
 
 from mxmp.devices.processor import read_processor
 from mxmp.diagnose import AmxStatus
-from tests.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16, ON, UNKNOWN, Processor, read_cpuinfo
+from tests.processors import AMD, AMX, EMULATED, HIDES, INTEL, NO_BFLOAT16, ON, UNKNOWN, Processor, read_cpuinfo
 
 CPUINFO = """\
 processor	: 0
@@ -78,6 +78,5 @@ def test_amx_takes_all_the_flags_that_onednn_asks_for(flags):
 )
 def test_a_variable_that_hides_instructions_from_onednn_hides_them_here(value, kind, monkeypatch, on_processor):
     on_processor(AMD)
-    monkeypatch.setattr("mxmp.devices.processor.VARIABLE", "DNNL_MAX_CPU_ISA")
-    monkeypatch.setenv("DNNL_MAX_CPU_ISA", value)
+    monkeypatch.setenv(HIDES, value)
     assert read_processor().kind == kind

@@ -62,15 +62,13 @@ def test_the_trial_finds_an_operator_that_does_not_round(op, monkeypatch):
         build.check("library")
 
 
-def test_the_path_depends_on_the_source_and_on_mxnet(monkeypatch, tmp_path, cache):
+def test_the_path_depends_on_the_source(monkeypatch, tmp_path, cache):
     first = rounding.path()
     assert first.parent == cache and first == rounding.path()
     other = tmp_path / "other.cc"
     other.write_text(rounding.SOURCE.read_text() + "\n")
     monkeypatch.setattr(rounding, "SOURCE", other)
-    second = rounding.path()
-    monkeypatch.setattr(mx, "__version__", "1.9.2")
-    assert len({first, second, rounding.path()}) == 3
+    assert rounding.path().parent == cache and rounding.path() != first
 
 
 @pytest.mark.parametrize("who", ["folder", "file", "link"])
