@@ -38,6 +38,11 @@ def on_cpu(symbol, shapes, policy="mixed_bfloat16", trains=True, **options):
     return converted(symbol, shapes, policy).on_cpu(trains, **options)
 
 
+def conv(data, channels, kernel=3, **attrs):
+    """Return a convolution of images that keeps their size."""
+    return mx.sym.Convolution(data, num_filter=channels, kernel=(kernel,) * 2, **{"pad": (kernel // 2,) * 2, **attrs})
+
+
 def operators(symbol):
     """Return the operators of a symbol."""
     return [node.op for node in to_graph(symbol).operators()]

@@ -1,5 +1,7 @@
 """Depthwise convolutions as groups of 32 channels, where AMX trains; float32's values are the oracle."""
 
+import functools
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from mxnet.gluon import nn
 
 import mxmp
 from mxmp.symbol import to_graph
+from tests.passes import graphs
 from tests.passes.graphs import assert_same_steps, converted, on_cpu, operators, values_of, without_rounding
 from tests.processors import AMD, AMX, KINDS
 
@@ -20,9 +23,7 @@ def _amx(on_processor):
     on_processor(AMX)
 
 
-def conv(data, channels, kernel=3, **attrs):
-    pad = (kernel // 2,) * 2
-    return mx.sym.Convolution(data, num_filter=channels, kernel=(kernel,) * 2, **{"pad": pad, "no_bias": True, **attrs})
+conv = functools.partial(graphs.conv, no_bias=True)
 
 
 def block(data, **attrs):

@@ -5,18 +5,13 @@ import numpy as np
 import pytest
 
 from mxmp.symbol import convert_model
-from tests.passes.graphs import channels, operators, without_rounding
+from tests.passes.graphs import channels, conv, operators, without_rounding
 from tests.processors import AMD, AMX, KINDS
 from tests.symbol.inference_networks import fill, run
 
 DATA = mx.sym.var("data")
 WEIGHT = mx.sym.var("w")
 BIG = (2, 64, 8, 8)
-
-
-def conv(data, channels, kernel=3, name=None, **attrs):
-    pad = (kernel // 2,) * 2
-    return mx.sym.Convolution(data, num_filter=channels, kernel=(kernel,) * 2, name=name, **{"pad": pad, **attrs})
 
 
 def relu(data):
