@@ -36,6 +36,17 @@ def loop():
     return mx.sym.Group([mx.sym.identity(found, name="at"), mx.sym.cast(count, dtype="int32", name="n"), hidden])
 
 
+def handed_on():
+    """A loop hands on an index, which a product computes, the last step to 4097, and a position."""
+
+    def body(x, states):
+        product = mx.sym.FullyConnected(x, mx.sym.var("w"), no_bias=True, num_hidden=1)
+        outputs = [mx.sym.take(mx.sym.var("rows"), states[0]), mx.sym.identity(states[1])]
+        return outputs, [product + 1, mx.sym.argmax(mx.sym.var("scores"), axis=1)]
+
+    return mx.sym.Group(mx.sym.contrib.foreach(body, X, [mx.sym.var("index"), mx.sym.var("place")])[0])
+
+
 def while_loop():
     _, states = mx.sym.contrib.while_loop(
         cond=lambda count, total: count < 4099,
@@ -77,6 +88,9 @@ IN_FLOAT16 = {
     "a counter and positions in a loop": (
         loop(), {"x": np.tile(SCORES, (3, 1)), "count": [ODD - 3.0], "hidden": np.ones((1, 4)), "w": np.eye(4)},
         [[ODD] * 3, [ODD], [1] * 4]),
+    "an index and a position that a loop hands on": (
+        handed_on(), {"x": np.full((3, 1, 4), 1024), "index": np.zeros((1, 1)), "place": np.zeros(1), "w": np.ones((1, 4)),
+                      "rows": HUNDREDS.reshape(-1, 1), "scores": SCORES}, [[0, 97, 97], [0, ODD, ODD]]),
     "counters of a while loop": (while_loop(), {"count": [4090.0], "total": [ODD - 18.0]}, [[4099], [ODD]]),
 }  # fmt: skip
 

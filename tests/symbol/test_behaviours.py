@@ -108,22 +108,6 @@ def test_an_index_is_never_rounded(read):
     assert run(on_cpu(found.symbol), {**found.arg_params, "x": x})[0].tolist() == [[1] * 6]
 
 
-@pytest.mark.parametrize("policy", ["O1", "O3"])
-def test_an_index_and_a_position_that_a_loop_hands_on_are_never_rounded(policy):
-    """Of a product the last step to 4097, which is no float16 number; and what argmax finds."""
-
-    def step(x, state):
-        product = mx.sym.FullyConnected(x, mx.sym.var("weight"), no_bias=True, num_hidden=1)
-        now = [mx.sym.take(mx.sym.var("table"), state[0]), state[1]]
-        return now, [product + 1, mx.sym.argmax(mx.sym.var("scores"), axis=1)]
-
-    values = {"x": np.full((3, 1, 4), 1024), "index": np.zeros((1, 1)), "place": np.zeros(1), "weight": np.ones((1, 4))}
-    values.update(table=np.arange(8192).reshape(-1, 1) % 100, scores=np.eye(1, 5000, 4097))
-    outputs, _ = mx.sym.contrib.foreach(step, mx.sym.var("x"), [mx.sym.var("index"), mx.sym.var("place")])
-    found = convert_symbol(mx.sym.Group(outputs), policy, {name: value.shape for name, value in values.items()})
-    assert [out.ravel().tolist() for out in run(on_cpu(found), values)] == [[0, 97, 97], [0, 4097, 4097]]
-
-
 CONSTANTS = [(65504.0, "float16"), (65536.0, "float32"), (-1e9, "float32"), (1e-9, "float32"), (-1e-9, "float32")]
 
 
