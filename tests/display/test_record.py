@@ -15,7 +15,6 @@ from mxmp.display import NUMBER, Column, Figures, Notes, Record, Section, Table
 from mxmp.display.page import fragment
 from mxmp.display.terminal import table, text
 from mxmp.errors import CheckpointError, PolicyError, StateError
-from tests import messages
 from tests.display.runs import HOSTILE as HOSTILE_TEXT
 
 HOSTILE = f"{HOSTILE_TEXT}\x1b[31m"
@@ -93,16 +92,34 @@ def test_fields_that_are_not_compared_are_not_written_and_unknown_ones_passed_ov
     assert Result.from_dict({**MOST.to_dict(), "note": "x", "mine": 1}).note == ""
 
 
-def changed(**changes):
-    return lambda: Result.from_dict({**MOST.to_dict(), **changes})
+DAMAGED = {
+    "another record": ({"record": "other"}, "this is no result of mxmp: expected 'record': 'result', found 'other'."),
+    "another version": ({"version": 2}, "the result has version 2; this mxmp reads version 3."),
+    "a choice": ({"colour": "green"}, "the result is damaged: colour is 'green'; expected the text of a Colour ("),
+    "a count": ({"count": 1.5}, "the result is damaged: count is 1.5; expected a whole number below 2**63."),
+    "a number": ({"share": "half"}, "the result is damaged: share is 'half'; expected a number."),
+    "a flag": ({"is_done": 1}, "the result is damaged: is_done is 1; expected true or false."),
+    "a list": ({"layers": {}}, "the result is damaged: layers is {}; expected a list."),
+    "a text in a list": ({"layers": [{"name": "a"}, {"name": None}]}, "the result is damaged: layers[1].name is None; expected text."),
+    "a missing field": ({"layers": [{"error": 1}]}, "the result is damaged: layers[0].name is missing; expected a value."),
+    "a pair": ({"pair": [1]}, "the result is damaged: pair is [1]; expected 2 values."),
+    "a key": ({"by_exponent": {"x": 1}}, "the result is damaged: by_exponent has the key 'x'; expected a whole number below 2**63."),
+    "a number in a dict": ({"by_name": {"x": [[]]}}, "the result is damaged: by_name['x'][0] is []; expected a number."),
+    "a check of the record": ({"count": -1}, "the result is damaged: count=-1; expected 0 or more"),
+}  # fmt: skip
 
 
-def loaded(content):
-    def call(folder):
-        (folder / "result.json").write_bytes(content)
-        Result.load(folder / "result.json")
+@pytest.mark.parametrize("changes, text", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_record_is_refused_with_the_place(changes, text):
+    with pytest.raises(StateError) as caught:
+        Result.from_dict({**MOST.to_dict(), **changes})
+    assert str(caught.value).startswith(text)
 
-    return call
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000], ids=["no JSON", "too deep"])
+def test_what_is_no_json_is_refused(text):
+    with pytest.raises(StateError, match=r"^this is no result of mxmp: it is no JSON \("):
+        Result.from_json(text)
 
 
 @dataclass(frozen=True)
@@ -111,27 +128,20 @@ class Plan(Record):
     name: str
 
 
-TABLE = {
-    '{"record": "other"}': (changed(**{"record": "other"}), StateError, "this is no result of mxmp: expected 'record': 'result', found 'other'."),
-    '{"version": 2}': (changed(**{"version": 2}), StateError, "the result has version 2; this mxmp reads version 3."),
-    '{"colour": "green"}': (changed(**{"colour": "green"}), StateError, "the result is damaged: colour is 'green'; expected the text of a Colour ('green' is not a valid Colour)."),
-    '{"count": 1.5}': (changed(**{"count": 1.5}), StateError, "the result is damaged: count is 1.5; expected a whole number below 2**63."),
-    '{"share": "half"}': (changed(**{"share": "half"}), StateError, "the result is damaged: share is 'half'; expected a number."),
-    '{"layers": [{"name": "a"}, {"name": None}]}': (changed(**{"layers": [{"name": "a"}, {"name": None}]}), StateError, "the result is damaged: layers[1].name is None; expected text."),
-    '{"pair": [1]}': (changed(**{"pair": [1]}), StateError, "the result is damaged: pair is [1]; expected 2 values."),
-    '{"by_name": {"x": [[]]}}': (changed(**{"by_name": {"x": [[]]}}), StateError, "the result is damaged: by_name['x'][0] is []; expected a number."),
-    "no JSON": (lambda: Result.from_json("{"), StateError, "this is no result of mxmp: it is no JSON (...)."),
-    "too deep": (lambda: Result.from_json("[" * 100_000), StateError, "this is no result of mxmp: it is no JSON (...)."),
-    "an error of its own": (lambda: Plan.from_dict({}), PolicyError, "this is no plan of mxmp: expected 'record': 'plan', found None."),
-    "a page in no folder": (lambda folder: MOST.to_html(str(folder / "missing" / "page.html")), CheckpointError, ".../missing/...: there is no folder .../missing; make it first."),
-    "no file": (lambda folder: Result.load(str(folder / "result.json")), CheckpointError, ".../result.json cannot be read: No such file or directory"),
-    "bytes": (loaded(b"\xff\xfe"), CheckpointError, ".../result.json: it is no text in UTF-8."),
-}  # fmt: skip
+def test_a_record_has_an_error_of_its_own():
+    with pytest.raises(PolicyError, match="this is no plan of mxmp: expected 'record': 'plan', found None"):
+        Plan.from_dict({})
 
 
-@messages.each(TABLE)
-def test_messages(call, error, text, tmp_path):
-    messages.check(call, error, text, tmp_path)
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path):
+    path = tmp_path / "result.json"
+    with pytest.raises(CheckpointError, match="result.json cannot be read: No such file or directory"):
+        Result.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="result.json: it is no text in UTF-8"):
+        Result.load(path)
+    with pytest.raises(CheckpointError, match="there is no folder .*missing; make it first"):
+        MOST.to_html(str(tmp_path / "missing" / "page.html"))
 
 
 def test_a_record_is_saved_whole_and_loaded(tmp_path):
