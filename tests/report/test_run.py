@@ -187,6 +187,7 @@ def test_figures_and_warnings_of_all_parts_come_first_and_errors_follow_the_netw
         assert each in first and each not in rest
     assert "<dt>last scale</dt><dd><b>8,192</b> <span>256 to 8,192</span>" in first
     assert "from the network's inputs to its outputs" in html.unescape(rest)
+    assert rest.index(">Errors by layer</h2>") < rest.index(">Operators</h2>")  # which is long
 
 
 def figures_of(text):

@@ -78,6 +78,23 @@ def test_training_makes_whole_steps_which_change_no_weight():
     assert Counted.updates >= trained * sum(len(row.times) for row in found.rows)
 
 
+class Noting(nn.Dense):
+    """Counts its calls on arrays; hybridized it is called on symbols."""
+
+    eager_calls = 0
+
+    def hybrid_forward(self, F, *args, **params):
+        type(self).eager_calls += F is mx.nd
+        return super().hybrid_forward(F, *args, **params)
+
+
+def test_float32_is_trained_hybridized_like_a_converted_net():
+    net = Noting(2, in_units=4)
+    net.initialize()
+    compare_speed(net, [(mx.nd.ones((2, 4)), mx.nd.zeros((2, 2)))], ["float32"], gluon.loss.L2Loss(), **SHORT)
+    assert Noting.eager_calls == 0 and not net._active
+
+
 @pytest.mark.parametrize("loss", [None, True], ids=["inference", "training"])
 @pytest.mark.parametrize("kind", ["model", "module"])
 def test_models_and_modules_run_and_their_parameters_stay(kind, loss):
