@@ -9,7 +9,7 @@ are computed from the old ones; `FoldBatchNorm` edits the graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from ..graph import Entry, Graph, GraphBuilder, Key, Node
 from ..graph.core import VARIABLE, make_attrs
@@ -28,12 +28,12 @@ class DropDropout(Pass):
 
     def run(self, graph: Graph) -> Graph:
         """Return the graph without dropout."""
-        dropped = set(_positions(graph))
+        dropped: Dict[int, Dict[str, str]] = {position: {} for position in _positions(graph)}
 
         def visit(_: GraphBuilder, position: int, node: Node) -> Union[Node, Entry]:
             return node.inputs[0] if position in dropped else node
 
-        return sweep(graph, visit, self.run, lambda builder: name_heads(graph, builder, dropped))
+        return sweep(graph, visit, self.run, lambda builder: name_heads(graph, builder, "BlockGrad", dropped))
 
 
 def find_dropouts(graph: Graph) -> Tuple[Node, ...]:
@@ -55,13 +55,18 @@ def uses(graph: Graph) -> Tuple[Set[Key], Set[int]]:
     return read, {dep for node in graph.nodes for dep in node.control_deps}
 
 
-def name_heads(graph: Graph, builder: GraphBuilder, removed: Set[int]) -> List[Entry]:
-    """Return the new outputs of a graph; an output of a removed node becomes an identity of its name."""
+def name_heads(
+    graph: Graph, builder: GraphBuilder, op: str, attrs: Mapping[int, Mapping[str, str]]
+) -> List[Entry]:
+    """Return the new outputs of a graph. Outputs of some nodes go through an operator that has the node's name.
+
+    ``attrs`` has its attributes by position of these nodes.
+    """
     named: Dict[int, Entry] = {}
     for head in graph.heads:
-        if head.node in removed and head.node not in named:
-            node = graph.nodes[head.node]
-            named[head.node] = Entry(builder.add(replacement(node, "BlockGrad", builder.mapped(head))))
+        if head.node in attrs and head.node not in named:
+            node = replacement(graph.nodes[head.node], op, builder.mapped(head), **attrs[head.node])
+            named[head.node] = Entry(builder.add(node))
     return [named[head.node] if head.node in named else builder.mapped(head) for head in graph.heads]
 
 
@@ -321,8 +326,8 @@ class FoldBatchNorm(Pass):
             inputs = (*node.inputs[:port], params[fold.weight], params[fold.bias])
             return node.with_attrs({"no_bias": "False"}).rewired(inputs)
 
-        removed = {position for position, activation in norms.items() if not activation}
-        return sweep(graph, visit, heads=lambda builder: name_heads(graph, builder, removed))
+        removed: Dict[int, Dict[str, str]] = {position: {} for position, left in norms.items() if not left}
+        return sweep(graph, visit, heads=lambda builder: name_heads(graph, builder, "BlockGrad", removed))
 
 
 def _bias_attrs(weight: Node) -> Tuple[Tuple[str, str], ...]:

@@ -18,8 +18,9 @@ from ... import dtypes
 from ...graph import Entry, Graph, GraphBuilder, Key, Node
 from ...processors import Kind
 from ...rules.conditions import flag_of, sizes_of, value_of
-from ..base import insert_next_to, replacement, sweep
+from ..base import insert_next_to, sweep
 from ..facts import CAST_OPS, Facts, Shape
+from ..fold import name_heads
 from .kernels import CHANNELS, NEVER, Channels
 
 _CARRY = frozenset({"Activation", "LeakyReLU", "clip", "relu", "_copy", "BlockGrad", "Dropout", "Pooling", *CAST_OPS})
@@ -278,30 +279,24 @@ class _Plan:
         return Fit(self._edited(attrs, {param.name for param in params}), tuple(params), tuple(layers))
 
     def _edited(self, attrs: Dict[int, Dict[str, Optional[str]]], changed: Set[str]) -> Graph:
-        cuts = {position: group for position, group in self.cuts.items() if group.added()}
+        cuts = {
+            position: {"axis": "1", "begin": "0", "end": str(group.channels)}
+            for position, group in self.cuts.items()
+            if group.added()
+        }
+        named = {position: cut for position, cut in cuts.items() if self.graph.nodes[position].op != "Flatten"}
 
         def visit(builder: GraphBuilder, position: int, node: Node) -> Node:
             if node.is_variable and node.name in changed:
                 return node.with_attrs({"__shape__": None})
-            if position in cuts and node.op == "Flatten":
-                cut = {"axis": "1", "begin": "0", "end": str(cuts[position].channels)}
-                return node.rewired((insert_next_to(builder, node, "slice_axis", "cut", *node.inputs, **cut),))
-            if position in cuts:
+            if position in named:
                 node = node._replace(name=builder.unique(f"{node.name}_padded"))
+            elif position in cuts:
+                cut = insert_next_to(builder, node, "slice_axis", "cut", *node.inputs, **cuts[position])
+                return node.rewired((cut,))
             return node.with_attrs(attrs[position]) if position in attrs else node
 
-        def heads(builder: GraphBuilder) -> List[Entry]:
-            made: Dict[int, Entry] = {}
-            for position, group in cuts.items():
-                old = self.graph.nodes[position]
-                if old.op == "Flatten":
-                    continue
-                cut = {"axis": "1", "begin": "0", "end": str(group.channels)}
-                node = replacement(old, "slice_axis", builder.mapped(Entry(position)), **cut)
-                made[position] = Entry(builder.add(node))
-            return [made[head.node] if head.node in made else builder.mapped(head) for head in self.graph.heads]
-
-        return sweep(self.graph, visit, heads=heads)
+        return sweep(self.graph, visit, heads=lambda builder: name_heads(self.graph, builder, "slice_axis", named))
 
 
 def find_fit(graph: Graph, facts: Facts, kind: Kind) -> Fit:
