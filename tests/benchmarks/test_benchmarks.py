@@ -77,12 +77,6 @@ def test_cases_are_chosen_by_group_by_name_and_by_any_classifier():
     assert runner.choose(["training"], small=True) == [("training", "cifar_resnet20_v1")]
 
 
-def test_the_list_names_every_case(capsys):
-    assert main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.strip() for line in lines if line[:1] == " "] == [case for group in GROUPS.values() for case in group.cases]
-
-
 def run(monkeypatch, columns, options, **how):
     """Run a group of one case with these columns; return the result of each."""
     monkeypatch.setitem(GROUPS, "told", Group("", lambda case, options: columns, ("case",), "case", 0.0, **how))

@@ -1,22 +1,8 @@
 """The format of a file of states, read and edited: internals, for tests of what is written and refused."""
 
 import json
-import tempfile
-from pathlib import Path
 
 import numpy as np
-
-from tests.freeze import freeze
-
-
-def freeze_saved(save):
-    """Return what a method writes to a file of states, but for the loss scale."""
-    with tempfile.TemporaryDirectory() as folder:
-        fname = str(Path(folder) / "states")
-        save(fname)
-        header, arrays = read_states(fname)
-    del header["extra"]
-    return header, freeze(arrays)
 
 
 def read_states(fname):
