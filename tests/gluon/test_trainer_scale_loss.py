@@ -449,6 +449,16 @@ def test_a_backward_of_a_loss_that_is_not_scaled_is_refused_by_the_step_at_the_l
     np.testing.assert_array_equal(value(params[0].data()), [1, 2])
 
 
+@pytest.mark.parametrize("adds", [True, False], ids=["to one weight", "of another weight"])
+def test_a_backward_of_a_loss_that_is_not_scaled_before_that_of_one_in_its_block_is_refused(adds):
+    a, b = (param([1.0, 2.0], name=name, grad_req="add" if adds else "write") for name in "ab")
+    trainer = sgd([a, b], 64)
+    loss, unscaled = recorded(a, 0.5), recorded(a if adds else b, 0.25)
+    with pytest.raises(TrainerError, match="parameter '[ab]', which is not scaled"), trainer.scale_loss(loss) as scaled:
+        unscaled.backward()
+        scaled.backward()
+
+
 @pytest.mark.parametrize("adds", [False, True])
 def test_a_trainer_without_a_scale_neither_takes_nor_adds_to_gradients_that_a_former_one_scaled(adds):
     """A cell of a notebook that was run up to its backward, and again with another trainer."""
