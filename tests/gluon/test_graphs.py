@@ -65,6 +65,13 @@ def test_each_part_of_a_net_is_converted_once(operators):
     assert len(operators) == 3
 
 
+def test_a_net_that_is_converted_again_to_the_same_policy_keeps_its_graphs(operators):
+    net = make()
+    call(net, 4)
+    call(convert(net, "O1"), 4)
+    assert len(operators) == 1
+
+
 @pytest.mark.parametrize("policy", ["O1", "O2"])
 def test_shapes_with_other_verdicts_have_another_graph_and_the_last_is_exported(policy, operators, tmp_path):
     net, found, written = make(policy), [], set()

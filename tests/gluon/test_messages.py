@@ -228,6 +228,9 @@ def shared_by_losses():
 
 WRONG = {  # a call, the class of its error, and words of its text
     "convert": (lambda: convert("net", "O1"), ConvertError, "expected a Gluon block, found str"),
+    "convert: frozen in low precision": (
+        lambda: convert(freeze(dense(), "O2"), "O1"), ConvertError, "is frozen with weights in float16, a snapshot: freeze"
+    ),
     "cast": (lambda: cast(half(dense()), "float16"), ConvertError, "'net_weight' is float16 already"),
     "report": (lambda: report(None), ConvertError, "report: expected a Gluon block, found NoneType"),
     "mxmp.report": (lambda: mxmp.report(dense()), TypeError, "is a module; use mxmp.gluon.report"),
