@@ -1,4 +1,4 @@
-"""The scripts that make environments: which Python they take, and their one line where there is none."""
+"""The script that makes environments: which Python it takes, and its one line where there is none."""
 
 import os
 import shutil
