@@ -162,7 +162,7 @@ def _fault_of_loss(seen: Values) -> Explanation:
 def _fault_in_forward(replay: Replay, exact: Values, low: Values, spoilt: bool) -> Optional[Explanation]:
     """Return the fault in one call; ``spoilt``: whether an earlier one has or may have given inf or NaN."""
     if exact.is_broken:
-        data = _bad_data(replay, spoilt)
+        data = _bad_data(replay.labels() if spoilt else replay.data())
         clean = exact if data is None else replay.cleaned().run(False)
         if data is not None and not clean.is_broken:
             return _explained(BAD_DATA, data)
@@ -199,14 +199,11 @@ def _real_ranges(arrays: Mapping[str, Any]) -> Iterator[ValueRange]:
     return (each for name, array in arrays.items() if is_real(array) for each in ranges_of({name: array}))
 
 
-def _bad_data(replay: Replay, spoilt: bool) -> Optional[NonFinite]:
-    """Return the first input or label with inf or NaN; if ``spoilt``, only a label."""
-    arrays = replay.labels() if spoilt else replay.data()
-    bad = next((each for each in _real_ranges(arrays) if each.bad), None)
-    return None if bad is None else _of_data(bad, arrays)
-
-
-def _of_data(bad: ValueRange, arrays: Mapping[str, Any]) -> NonFinite:
+def _bad_data(arrays: Mapping[str, Any], only_nan: bool = False) -> Optional[NonFinite]:
+    """Return the first of some inputs and labels that holds NaN, or also inf; None if none does."""
+    bad = next((each for each in _real_ranges(arrays) if (each.nans if only_nan else each.bad)), None)
+    if bad is None:
+        return None
     rows, _ = _rows_beyond(arrays[bad.name], math.inf)
     return NonFinite(DATA, bad.name, "", dtypes.FLOAT32, bad, rows=rows)
 
@@ -217,11 +214,6 @@ def _rows_beyond(array: Any, end: float) -> Tuple[Tuple[int, ...], int]:
     return tuple(int(row) for row in np.flatnonzero(rows)), len(rows)
 
 
-def _first_nan(arrays: Mapping[str, Any]) -> Optional[NonFinite]:
-    bad = next((each for each in _real_ranges(arrays) if each.nans), None)
-    return None if bad is None else _of_data(bad, arrays)
-
-
 def nan_given(replay: Replay) -> Optional[str]:
     """Return which input or label of a call holds NaN, in words; None if none does, or another call may have given it.
 
@@ -230,7 +222,8 @@ def nan_given(replay: Replay) -> Optional[str]:
     """
     if replay.follows_lost:
         return None
-    finding = _first_nan({name: array for name, array in replay.data().items() if array.ctx.device_type != "gpu"})
+    arrays = {name: array for name, array in replay.data().items() if array.ctx.device_type != "gpu"}
+    finding = _bad_data(arrays, only_nan=True)
     return None if finding is None else str(finding)
 
 
@@ -238,7 +231,7 @@ def _nan_in_batch(replays: Sequence[Replay], exact: Sequence[Values]) -> Optiona
     """Return the first input or label of a step that holds NaN, though the step may be finite; None if none does."""
     spoilt = False
     for replay, seen in zip(replays, exact):
-        finding = _first_nan(replay.labels() if spoilt or replay.follows_lost else replay.data())
+        finding = _bad_data(replay.labels() if spoilt or replay.follows_lost else replay.data(), only_nan=True)
         if finding is not None:
             return finding
         spoilt = spoilt or any(each.bad for each in seen.outputs)
