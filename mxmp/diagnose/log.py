@@ -35,13 +35,6 @@ FILE = "steps.csv"
 
 _BEFORE_THE_STEP = -2001  # MXNet's GradientUpdateHandler, which calls the trainer's step, has -2000
 _FLUSH_SECONDS = 5.0
-_SKIPPED = "skipped_steps"
-_TAGS = {
-    "scale": "loss_scale",
-    "grad_norm": "gradients/norm",
-    "loss": "loss",
-}
-"""Under which name TensorBoard shows a field of a step."""
 
 Log = TypeVar("Log", bound="StepLogger")
 Path = Union[str, "os.PathLike[str]"]
@@ -387,9 +380,14 @@ class TensorBoardLogger(StepLogger):
             self._flush_events()
 
     def _write(self, record: StepRecord) -> None:
-        named = {tag: getattr(record, name) for name, tag in _TAGS.items()}
+        scalars = {
+            "skipped_steps": self._skipped,
+            "loss_scale": record.scale,
+            "gradients/norm": record.grad_norm,
+            "loss": record.loss,
+        }
         event = self._event(wall_time=time.time(), step=record.step)
-        for tag, value in {_SKIPPED: self._skipped, **named}.items():
+        for tag, value in scalars.items():
             if value is not None and math.isfinite(value):
                 event.summary.value.add(tag=tag, simple_value=value)
         with _writing(self._name):
