@@ -108,7 +108,8 @@ def test_a_trainer_takes_the_scale_of_keras_optimizer_and_does_not_spend_one_if_
         Trainer([param([1.0], ctx=TWO)], optimizer, update_on_kvstore=True)
     trainer = Trainer([w], optimizer)
     assert [run(trainer, w, 0.25, bad) for bad in (np.inf, None, None)] == [False, True, True]
-    assert value(w.data()) == 0.5 and trainer.loss_scale.value == 8 and trainer.skipped_steps == 1
+    assert value(w.data()) == 0.5
+    assert trainer.loss_scale.value == 8 and trainer.skipped_steps == 1
 
 
 def test_environment_cannot_move_updates_to_the_kvstore(monkeypatch):
@@ -182,7 +183,8 @@ class _Derived(Trainer):
 def test_hooks_of_a_derived_trainer_are_called_and_its_names_are_its_own():
     w = param([1.0], ctx=TWO)
     trainer = _Derived([w], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    assert run(trainer, w) and trainer._step == 0 and trainer.calls == ("kvstore", "params", "reduce")
+    assert run(trainer, w) and trainer._step == 0
+    assert trainer.calls == ("kvstore", "params", "reduce")
 
 
 # Hooks after steps.
@@ -200,7 +202,8 @@ def test_hooks_are_called_after_every_step_and_may_change_its_trainer():
     handle = trainer.register_step_hook(hook)
     assert [run(trainer, w, bad=bad) for bad in (None, np.nan, None)] == [True, False, True]
     handle.detach()
-    assert run(trainer, w) and calls == [(True, 0, 8), (False, 1, 16), (True, 1, 16)] and value(w.data()) == -1
+    assert run(trainer, w) and value(w.data()) == -1
+    assert calls == [(True, 0, 8), (False, 1, 16), (True, 1, 16)]
 
 
 def test_hooks_are_called_by_update_too():
