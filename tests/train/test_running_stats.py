@@ -106,3 +106,25 @@ def test_a_nan_from_the_beginning_is_an_error_until_it_is_made_finite():
     for _ in range(3):  # it is never kept, once destroyed
         training.step((np.inf, 1))
     assert training.values(MEAN)[1] == before[1]
+
+
+def test_statistics_of_a_trainer_without_a_scale_are_put_back_where_its_loss_is_scaled_with_anothers():
+    training, other = Training(), nn.BatchNorm(in_channels=2, prefix="other_")
+    other.initialize(ctx=TWO[0])
+    unscaled = Trainer(other, "sgd", {"learning_rate": 0.0}, loss_scale=None)
+
+    def backward(value):
+        with autograd.record():
+            loss = (other(mx.nd.array([[1, 1], [2, value]])) + training.net(mx.nd.array([GOOD, GOOD]))).sum()
+        with training.trainer.scale_loss(loss, unscaled) as scaled:
+            scaled.backward()
+
+    backward(4)
+    assert unscaled.step(1)
+    training.trainer.discard_grads()
+    training.net.collect_params().zero_grad()
+    before = other.running_mean.data().asnumpy().tolist()
+    backward(np.nan)
+    with pytest.raises(NonFiniteLossError):
+        unscaled.step(1)
+    assert before[1] != 0 and other.running_mean.data().asnumpy()[1] == before[1]
