@@ -17,7 +17,7 @@ from mxmp.gluon import convert, export, freeze, report, restore, set_policy
 from mxmp.symbol import convert_model, load_checkpoint, to_graph
 from tests.alone import alone
 from tests.gluon.nets import Function, recorded, sequence, started
-from tests.processors import AMD, AMX, EMULATED, INTEL, NO_BFLOAT16
+from tests.processors import AMD, AMX, EMULATED, KINDS, NO_BFLOAT16
 from tests.values import name_of
 
 HALF = float(np.finfo(np.float16).eps)
@@ -321,7 +321,7 @@ def test_a_frozen_block_can_be_converted_and_restored(tmp_path):
     assert difference(restore(frozen)(X), net(X)) < CLOSE["float32"]
 
 
-@pytest.mark.parametrize("kind", [NO_BFLOAT16, EMULATED, AMD, INTEL, AMX], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_kind_of_processor_chooses(kind, on_processor):
     on_processor(kind)
     for net in (small(), called(convert(small(), "O1"))):
