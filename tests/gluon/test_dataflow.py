@@ -9,7 +9,7 @@ from mxnet.gluon import nn, rnn
 from mxmp import Policy
 from mxmp.gluon import convert, report
 from mxmp.module import Module
-from mxmp.symbol import convert_symbol
+from mxmp.symbol import convert_symbol, on_cpu
 from tests.gluon.nets import Function, initialized, operator_precisions, sequence
 
 
@@ -250,12 +250,30 @@ RELATIVES = {
 CASES.update(RELATIVES)
 
 
+def bound(policy, function, data, **constants):
+    """Return the same of a symbol."""
+    weight = mx.sym.var("weight", shape=(1, 1, 1, 1))
+    layer = mx.sym.Convolution(mx.sym.var("data"), weight, kernel=(1, 1), num_filter=1, no_bias=True)
+    symbol = function(mx.sym, layer, **{name: mx.sym.var(name) for name in constants})
+    given = {"data": mx.nd.array(data), **constants}
+    shapes = {name: array.shape for name, array in given.items()}
+    symbol = convert_symbol(symbol, policy, shapes, data_names=[*given])
+    symbol = on_cpu(symbol) if policy != "float32" else symbol
+    grad_req = {name: "write" if name == "data" else "null" for name in [*given, "weight"]}
+    executor = symbol.simple_bind(mx.cpu(), grad_req, dict.fromkeys(given, "float32"), **shapes)
+    executor.copy_params_from({**given, "weight": mx.nd.ones((1, 1, 1, 1))}, allow_extra_params=True)
+    outputs = executor.forward(is_train=True)
+    executor.backward([mx.nd.ones_like(each) for each in outputs])
+    return outputs[0].asnumpy(), executor.grad_dict["data"].asnumpy()
+
+
 @pytest.mark.bfloat16
-@pytest.mark.parametrize("policy, tolerance", [("O1", 1), ("mixed_bfloat16", 50)])
+@pytest.mark.parametrize("run", [step, bound], ids=["Gluon", "Symbol"])
+@pytest.mark.parametrize("policy, tolerance", [("O1", 1), ("O2", 1), ("mixed_bfloat16", 50)])
 @pytest.mark.parametrize("function, data, constants", CASES.values(), ids=CASES)
-def test_values_are_those_of_float32(function, data, constants, policy, tolerance):
+def test_values_are_those_of_float32(function, data, constants, policy, tolerance, run):
     (output, gradient), (found, gradient_found) = (
-        step(each, function, data, **constants) for each in ("float32", policy)
+        run(each, function, data, **constants) for each in ("float32", policy)
     )
     np.testing.assert_allclose(found, output, rtol=1e-4 * tolerance, atol=1e-3 * tolerance)
     np.testing.assert_allclose(gradient_found, gradient, rtol=1e-3 * tolerance, atol=1e-3 * tolerance)
