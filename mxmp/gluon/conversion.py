@@ -11,6 +11,7 @@ with true shapes, and the parameters initialized and stored as the policy says::
 
 from __future__ import annotations
 
+import threading
 from operator import attrgetter
 from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
@@ -237,11 +238,14 @@ class Conversion:
             return self._run(runner, call)
         with MakingGraphs.lock:
             runner = self._runner_for(call)
-            # Within the lock: in its first run MXNet's operator searches for dynamic shapes, without a lock of its own
-            # (CachedOp::CheckDynamicShapeExists in src/imperative/cached_op.cc at tag 1.9.1).
+            first_run = MakingGraphs.first_runs.setdefault(runner.graph, threading.RLock())
+        # In its first run MXNet's operator searches for dynamic shapes, without a lock of its own
+        # (CachedOp::CheckDynamicShapeExists in src/imperative/cached_op.cc at tag 1.9.1).
+        with first_run:
             outputs = self._run(runner, call)
+        with MakingGraphs.lock:
             self._cache.runners.put(self._call_of(call.args).signature, runner)  # it may have shapes now
-            return outputs
+        return outputs
 
     def _call_of(self, args: Tuple[Any, ...]) -> Call:
         """Return a call of the net with its signature."""

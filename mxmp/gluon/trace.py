@@ -7,6 +7,7 @@ import numbers
 import os
 import threading
 import traceback
+import weakref
 from contextvars import ContextVar
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -31,14 +32,21 @@ _GIVEN: ContextVar[Any] = ContextVar("mxmp_constants", default=None)  # of the c
 
 
 class MakingGraphs:
-    """The lock under which nets are traced and converted: this replaces methods of blocks, which nets may share."""
+    """The locks of nets that are called for the first time.
+
+    Attributes:
+        lock: Held while a net is traced and converted: this replaces methods of blocks, which nets may share. Nobody
+            waits for MXNet's engine meanwhile: a ``Custom`` operator that runs there may call a converted net.
+        first_runs: A lock for each `gluon.cache.ConvertedGraph`, held while an operator of it runs for the first time.
+    """
 
     lock = threading.RLock()
+    first_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     @classmethod
     def renew(cls) -> None:
-        """Make the lock anew in a forked process, where the thread that held it does not exist."""
-        cls.lock = threading.RLock()
+        """Make the locks anew in a forked process, where the threads that held them do not exist."""
+        cls.lock, cls.first_runs = threading.RLock(), weakref.WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=MakingGraphs.renew)
