@@ -27,6 +27,7 @@ from .blocks import (
     RUNS_AS_WRITTEN,
     blocks_in,
     descendants,
+    graph_kept,
     plain_class,
     set_op,
     unconverted,
@@ -183,10 +184,13 @@ class ConvertedBlock(gluon.HybridBlock):
 
     @_where_converted
     def summary(self, conversion: Any, *inputs: Any) -> None:
-        """Print the summary of the float32 net: it needs each block to run by itself. A copy has float32 parameters."""
-        net = copy.deepcopy(self) if conversion.stored else self
-        with unconverted():
-            plain_class(net).summary(net, *inputs)
+        """Print the summary of the float32 net: it needs each block to run by itself."""
+        op = self._cached_op, self._cached_op_args
+        with unconverted(), storage.reading_float32(), graph_kept(self), undone(lambda: set_op(self, *op)):
+            set_op(self, None, [])
+            if conversion.own_graph is not None:  # of a SymbolBlock; the present one has casts
+                self._cached_graph = conversion.own_graph
+            super().summary(*inputs)
 
     @_where_converted
     def save_parameters(self, conversion: Any, filename: str, *args: Any, **kwargs: Any) -> None:

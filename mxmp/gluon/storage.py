@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from types import FrameType
-from typing import Any, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, ContextManager, Iterable, Iterator, List, Optional, Sequence
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -28,7 +28,7 @@ from ..train.masters import (
 from .blocks import blocks_in, conversions_of, is_part, undone
 
 _BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # MXNet's code that reads parameters for blocks
-_LOCAL = threading.local()  # see `reading_stored`
+_LOCAL = threading.local()  # see `reading_stored` and `reading_float32`
 _CLASS = "_mxmp_class"  # attribute of a low precision parameter: its class before
 
 
@@ -85,11 +85,13 @@ class LowPrecisionParameter(ParameterWithMasters):
         return object.__new__, (state.pop(_CLASS),), state
 
     def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
-        """Return the value as it is stored.
+        """Return the value as it is stored; within `reading_float32` its float32 value.
 
         Raises:
             ConvertError: If a block that is not converted reads it.
         """
+        if getattr(_LOCAL, "reads_float32", False):
+            return exact_value(super().data(ctx), self)
         caller = sys._getframe(1)
         if caller.f_code.co_filename == _BLOCKS_FILE and not getattr(_LOCAL, "reads_stored", False):
             _require_converted(self, caller)
@@ -122,12 +124,21 @@ class CollectedParameters(gluon.ParameterDict):
 
 
 @contextlib.contextmanager
-def reading_stored() -> Iterator[None]:
-    """Have this thread's blocks and exports read parameters as they are stored, within this context."""
-    flag_before = getattr(_LOCAL, "reads_stored", False)
-    with undone(lambda: setattr(_LOCAL, "reads_stored", flag_before)):
-        _LOCAL.reads_stored = True
+def _reading(flag: str) -> Iterator[None]:
+    flag_before = getattr(_LOCAL, flag, False)
+    with undone(lambda: setattr(_LOCAL, flag, flag_before)):
+        setattr(_LOCAL, flag, True)
         yield
+
+
+def reading_stored() -> ContextManager[None]:
+    """Have this thread's blocks and exports read parameters as they are stored, within this context."""
+    return _reading("reads_stored")
+
+
+def reading_float32() -> ContextManager[None]:
+    """Have this thread read parameters in float32 within this context, where blocks run as they were written."""
+    return _reading("reads_float32")
 
 
 def _require_converted(param: gluon.Parameter, caller: FrameType) -> None:

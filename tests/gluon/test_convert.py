@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 
 import mxnet as mx
 import numpy as np
@@ -440,10 +441,23 @@ def test_a_recurrent_layer_may_be_called_with_and_without_states(first):
 @pytest.mark.parametrize("policy, stored", [("O1", np.float32), ("O2", np.float16)])
 def test_summary_works_as_before(policy, stored, capsys):
     net, x = convert(initialized(sequence(nn.Dense(4, in_units=3), nn.Dense(2))), policy), mx.nd.ones((2, 3))
+    net.lock = threading.Lock()  # which cannot be copied
     expected = net(x).asnumpy()
     net.summary(x)
     assert "Total params" in capsys.readouterr().out
     assert net[0].weight.data().dtype == stored
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+
+
+def test_a_summary_of_a_symbol_block_between_a_block_and_its_step_changes_nothing(capsys):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="dense")
+    net, x = convert(initialized(gluon.SymbolBlock(symbol, mx.sym.var("data"))), "O2"), mx.nd.ones((2, 3))
+    expected, trainer = net(x).asnumpy(), Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    with autograd.record(), trainer.scale_loss(net(x).sum()) as scaled:
+        scaled.backward()
+    net.summary(x)
+    assert "Total params" in capsys.readouterr().out
+    assert trainer.step(1)
     np.testing.assert_array_equal(net(x).asnumpy(), expected)
 
 
