@@ -156,9 +156,7 @@ class Scaler:
         return self.window
 
     def end_step(self) -> None:
-        """Forget the present step, and show the gradients' own arrays again."""
-        if self.window is not None and self.window.shown:
-            self.window.hide_float32()
+        """Forget the present step."""
         self.window = self.default = None
 
     # ------------------------------------------------------------------ preconditions

@@ -438,6 +438,8 @@ class Step(abc.ABC):
 
     def discard(self) -> None:
         """Forget the step: its gradients are used, or given up."""
+        if self.scaler.window is not None:
+            self.scaler.window.hide_float32()
         self.release()
         self.scaler.end_step()
         self.scaler.calls = None

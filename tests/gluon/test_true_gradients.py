@@ -324,3 +324,13 @@ def test_a_trainer_that_is_dropped_before_its_step_leaves_nothing_behind():
     other = mxmp.gluon.Trainer(params, "sgd", {"learning_rate": 0.5}, loss_scale=SCALE)
     backward(other, params)
     assert seen(params[0]) == [0.25, 0.25] and other.step(1) and weights(params[0]) == [[0.875, -2.125]]
+
+
+def test_a_gradient_that_was_attached_anew_after_a_look_stays_attached():
+    (a,), trainer = make("float16", names="a")
+    backward(trainer, (a,))
+    assert seen(a) == [0.25, 0.25]
+    a.grad_req = "null"
+    a.grad_req = "write"
+    trainer.discard_grads()
+    assert type(a._grad) is list and seen(a) == [0, 0]
