@@ -243,6 +243,7 @@ class ConvertedBlock(gluon.HybridBlock):
 
     def __deepcopy__(self, memo: Any) -> gluon.HybridBlock:
         """Return a copy. A first call in another thread, which changes blocks and parameters, waits meanwhile."""
+        storage.wait_for_arrays(self)
         with MakingGraphs.lock:
             copied = getattr(super(), "__deepcopy__", None)  # the user's own, if there is one
             if copied is not None:
@@ -250,6 +251,7 @@ class ConvertedBlock(gluon.HybridBlock):
             return copy._reconstruct(self, memo, *self._reduced(4))  # type: ignore[attr-defined]
 
     def _reduced(self, protocol: Any) -> Tuple[Any, ...]:
+        storage.wait_for_arrays(self)
         with MakingGraphs.lock:
             for block in descendants(self):  # the user may have called it by itself
                 if isinstance(block, gluon.HybridBlock) and block._cached_op is not None:

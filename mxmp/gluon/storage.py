@@ -25,6 +25,7 @@ from ..train.masters import (
     keep_masters,
     without_masters,
 )
+from ..train.window import plain
 from .blocks import blocks_in, conversions_of, is_part, undone
 
 _BLOCKS_FILE = gluon.HybridBlock.forward.__code__.co_filename  # MXNet's code that reads parameters for blocks
@@ -179,6 +180,13 @@ def dtype_of(param: gluon.Parameter) -> str:
 def contexts_of(params: Iterable[gluon.Parameter]) -> List[mx.Context]:
     """Return the contexts on which parameters have values, or will have them after the first call."""
     return [ctx for param in params if is_initialized(param) or is_deferred(param) for ctx in param.list_ctx()]
+
+
+def wait_for_arrays(net: gluon.Block) -> None:
+    """Wait until the parameters and gradients of a net are computed: before a copy, which reads them under a lock."""
+    for param in net.collect_params().values():
+        for array in (*(param._data or ()), *(plain(param._grad) or ())):
+            array.wait_to_read()
 
 
 def attach_gradients(params: Iterable[gluon.Parameter]) -> None:

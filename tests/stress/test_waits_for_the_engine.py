@@ -1,5 +1,7 @@
-"""First calls that wait for MXNet's engine, in which a Custom operator calls another net for the first time."""
+"""First calls and copies that wait for MXNet's engine, in which a Custom operator calls a net for the first time."""
 
+import copy
+import pickle
 import time
 
 import mxnet as mx
@@ -51,6 +53,30 @@ def a_hook_that_reads_values():
     assert values
 
 
-@pytest.mark.parametrize("check", [an_inference_after_training_with_static_shape, a_hook_that_reads_values])
-def test_a_custom_operator_calls_a_net_while_a_first_call_waits_for_it(check):
+def copies_of_a_net_that_computes_its_statistics():
+    class Net(nn.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm(in_channels=3)
+
+        def hybrid_forward(self, F, x):
+            return self.norm(F.Custom(x, op_type="mxmp_tests_calls_a_net"))
+
+    for make_copy in (copy.deepcopy, lambda net: pickle.dumps(net.norm)):
+        net = started(Net())
+        convert(net.norm, "O1")
+        with autograd.record():
+            net(X)
+        make_copy(net)
+
+
+CHECKS = [
+    an_inference_after_training_with_static_shape,
+    a_hook_that_reads_values,
+    copies_of_a_net_that_computes_its_statistics,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_custom_operator_calls_a_net_while_another_net_waits_for_it(check):
     alone(check, timeout=60)
