@@ -42,7 +42,7 @@ class Scaler:
     Attributes:
         window: The state of the present step; None between steps.
         factors: The factors of losses.
-        has_checked_heads: Whether a loss was searched for loss heads, which is done with the first.
+        has_checked_loss_heads: Whether a loss was searched for loss heads, which is done with the first.
         num_losses: How many losses have scales of their own.
         loss_id: The number of the loss that is scaled now.
         skipped_steps: Steps skipped so far.

@@ -20,7 +20,7 @@ class Channels(NamedTuple):
         windows: From so many input channels on, where the kernel is larger than one pixel.
         pointwise: From so many, where it is one pixel.
         out_channels: Output channels are a multiple of this.
-        gives_pointwise: Whether that holds for kernels of one pixel too.
+        out_channels_pointwise: Whether that holds for kernels of one pixel too.
         depthwise: Channels of a depthwise convolution are a multiple of this.
     """
 
