@@ -396,7 +396,7 @@ def compare(
         network: A Gluon net with values, converted or not; a Module or BucketingModule that is bound; a
             `mxmp.symbol.ConvertedModel`; or a tuple ``(symbol, arg_params, aux_params)``. It is left as it is. Its
             forward hooks are called. In a plain Block the HybridBlocks are compared one by one, each with float32's
-            inputs and gradients.
+            inputs and gradients. A block that is frozen in low precision is refused: its float32 weights are lost.
         batches: A DataLoader, a DataIter, a list of batches, or one batch. A batch has the form that a DataLoader
             yields: an array, or a tuple or list of arrays, the network's inputs first and labels last. It may be a
             DataBatch too, and for a symbol or Module a dict of arrays by input. A DataIter is reset before and after.
@@ -420,8 +420,8 @@ def compare(
 
     Raises:
         ConvertError: If the network cannot be converted, if there is no batch, or if one does not fit. If the policy is
-            float32, or bfloat16 which MXNet does not run here. If an input or a parameter holds NaN. If ``loss`` gives
-            no NDArray, or if MXNet cannot run the network backward.
+            float32, or bfloat16 which MXNet does not run here. If a block is frozen. If an input or a parameter holds
+            NaN. If ``loss`` gives no NDArray, or if MXNet cannot run the network backward.
         LossScaleError: If ``loss_scale`` is not positive and finite.
         PolicyError: If the policy does not parse or matches nothing.
 

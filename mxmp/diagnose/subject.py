@@ -41,7 +41,7 @@ from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, MxmpError, listed, mxnet_reason
 from ..gluon.api import convert, restore
-from ..gluon.blocks import block_names, blocks_in, conversions_of, roots
+from ..gluon.blocks import block_names, blocks_in, conversions_of, frozen_model, roots
 from ..gluon.conversion import Conversion
 from ..gluon.regions import find_regions
 from ..gluon.trace import Trace, trace
@@ -157,7 +157,8 @@ class Subject(ABC):
 
         Raises:
             PolicyError: If the policy given does not parse.
-            ConvertError: If it computes in bfloat16, which MXNet does not run on this processor.
+            ConvertError: If it computes in bfloat16, which MXNet does not run on this processor; or if a block of a net
+                is frozen in low precision.
         """
         policy = Policy.parse(given) if given is not None else self.policy or Policy.parse(_DEFAULT)
         if dtypes.BFLOAT16 in (policy.compute_dtype, policy.param_dtype) and not runs_bfloat16():
@@ -493,6 +494,22 @@ class NetSubject(Subject):
                     made = [*self._decided[policy].values()]
                     marked = {mark for each in made for mark in marked_blocks(each.decisions.before)}
                     require_matches(policy, made, block_names(self.net), marked)
+
+    def policy_or(self, given: Union[None, str, Policy]) -> Policy:
+        """Return the policy to look at it under; a block that is frozen in low precision has lost its float32 weights.
+
+        Raises:
+            PolicyError: As for any network.
+            ConvertError: Likewise, or if a block is frozen in low precision.
+        """
+        for block in blocks_in(self.net):
+            model = frozen_model(block)
+            if model is not None and model.decisions.policy.is_mixed:
+                raise ConvertError(
+                    f"network: block '{block.name}' is frozen, so it has no float32 weights to compare with; give the "
+                    f"net that it was made of, and the policy '{model.decisions.policy}'."
+                )
+        return super().policy_or(given)
 
     def _bad_weight(self) -> Optional[str]:
         params = [param for param in self.net.collect_params().values() if param.grad_req != "null"]

@@ -32,6 +32,16 @@ def net():
     return made(nn.Dense(3, in_units=5, prefix="net_"))
 
 
+def frozen():
+    return mxmp.gluon.freeze(net(), "O1")
+
+
+def around(block):
+    outer = nn.HybridSequential()
+    outer.add(block)
+    return outer
+
+
 class OfArrays(gluon.HybridBlock):
     """A net that runs on arrays, whose ``*`` broadcasts, and not on symbols."""
 
@@ -57,6 +67,8 @@ TABLE = {
     "a symbol": (lambda: compare(mx.sym.var("x"), DATA), ConvertError, "network is a Symbol; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
     "a converted symbol": (lambda: explain(tuple(mxmp.symbol.convert_model(*model(), "O1")), BATCH), ConvertError, "policy: the network is converted already, and its symbol does not say by which policy; give one to look at it under, such as 'O2': casts of the symbol are left out for that."),
     "a policy without low precision": (lambda: compare(net(), DATA, "O0"), ConvertError, "policy 'param=float32,compute=float32,output=float32' is float32, so there is nothing to compare; give one such as 'O2'."),
+    "a frozen block": (lambda: compare(frozen(), DATA), ConvertError, "network: block '...' is frozen, so it has no float32 weights to compare with; give the net that it was made of, and the policy 'param=float16,compute=float16,output=float32,loss_scale=dynamic'."),
+    "a frozen block in a net": (lambda: explain(around(frozen()), DATA), ConvertError, "network: block '...' is frozen, so it has no float32 weights to compare with; give the net that it was made of, and the policy 'param=float16,compute=float16,output=float32,loss_scale=dynamic'."),
     "a net without values": (lambda: compare(nn.Dense(3, prefix="net_"), DATA), ConvertError, "block 'net': parameter 'net_weight' has no values; load or train the net first, or run one batch if its shapes are not known yet."),
     "another shape": (lambda: measure_ranges(net(), X[:, :4]), ConvertError, "batches: block 'net' fails on 'data' of shape (4, 4), float32: block 'net': node 'net_fwd': MXNet cannot infer its shapes: ..."),
     "another shape for a symbol": (lambda: compare(model(), {"data": DATA[:, :4]}), ConvertError, "batches: 'data' has shape (4, 4), for which 'first_weight' of shape (6, 5) would have to be (6, 4): give batches of another shape, or the parameters of this network."),
