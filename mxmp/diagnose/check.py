@@ -19,7 +19,7 @@ from ..gluon.adoption import policies_of
 from ..gluon.blocks import blocks_in, conversions_of
 from ..gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
 from ..gluon.trainer import Trainer
-from ..loss_scale import NoOpLossScale
+from ..loss_scale import NoOpLossScale, StaticLossScale
 from ..mxnet_private import checked_arrays, is_initialized
 from ..report.doctor import CheckReport, Finding
 from .tensor_cores import BATCH, Uneven, uneven_layers
@@ -34,10 +34,12 @@ def check(net: Nets, trainer: Trainers) -> CheckReport:
     """Return the mistakes that a net and its trainer show before they train; nothing is run or changed.
 
     The trainer has the findings 'plain_trainer' (it is one of MXNet, and float16 needs one of mxmp), 'wrong_trainer'
-    (it has no parameter of the net) and 'no_loss_scale'. Parameters have 'weights_not_finite', 'norm_precision' and
-    'cast_by_hand' (by ``net.cast``), 'frozen_weight' (a Dense layer on a CPU whose bias is trained, which MXNet gets
-    wrong) and 'gradients_add_up' (``grad_req='add'``). The policy has 'output_precision', if the loss is computed in
-    low precision. Notes on speed are 'uneven_sizes', for the graphs that have run, and 'slow_policy'.
+    (it has no parameter of the net), 'not_converted' (it has a loss scale, and no net is converted) and
+    'no_loss_scale' (in bfloat16 this only says that nothing is checked). Parameters have 'weights_not_finite',
+    'norm_precision' and 'cast_by_hand' (by ``net.cast``), 'frozen_weight' (a Dense layer on a CPU whose bias is
+    trained, which MXNet gets wrong) and 'gradients_add_up' (``grad_req='add'``). The policy has 'output_precision', if
+    the loss is computed in low precision. Notes on speed are 'uneven_sizes', for the graphs that have run,
+    and 'slow_policy'.
 
     A trainer of mxmp raises other faults in its first step, such as a loss that was not scaled, or a weight that
     backward does not reach. It warns once of a loss with one element, if ``step(batch_size)`` divides its gradients.
@@ -76,21 +78,32 @@ def _listed(name: str, value: Any, kind: type) -> List[Any]:
 
 
 def _of_trainers(nets: Sequence[gluon.Block], trainers: Sequence[gluon.Trainer]) -> Iterator[Finding]:
-    """Yield trainers of other nets, trainers of MXNet where the nets need one of mxmp, and those without a scale."""
-    scaled = any(each.policy.loss_scale not in (None, 1.0) for each in conversions_of(blocks_in(*nets)))
+    """Yield trainers of other nets, of MXNet where the nets need one of mxmp, and those whose loss scale is wrong."""
+    policies = [each.policy for each in conversions_of(blocks_in(*nets))]
+    scaled = any(policy.loss_scale not in (None, 1.0) for policy in policies)
+    is_mixed = any(policy.is_mixed for policy in policies)
     own = {id(param) for net in nets for param in net.collect_params().values()}
     if not any(id(param) in own for trainer in trainers for param in trainer._params):
         text = f"the trainer has no parameter of {listed([net.name for net in nets])}, so that it does not train them."
         yield Finding("wrong_trainer", text, False, "Give the net and the trainer of the same loop.")
     for trainer in trainers:
         params = trainer._params
+        low = [param.name for param in params if dtype_of(param) in dtypes.LOW_PRECISION]
+        trained_policies = policies_of(params)
         if isinstance(trainer, Trainer):
-            if scaled and isinstance(trainer.loss_scale, NoOpLossScale):
+            checks = not isinstance(trainer.loss_scale, NoOpLossScale)
+            if not checks and scaled:
                 text = "the trainer has no loss scale, so that small gradients become 0 in float16."
                 yield Finding("no_loss_scale", text, None, "Give it loss_scale='dynamic'.")
+            elif not checks and is_mixed:
+                text = "the trainer has no loss scale, so that it checks neither losses nor gradients for NaN."
+                yield Finding("no_loss_scale", text, None, "To have it check them give it loss_scale=1.")
+            elif checks and trainer.loss_scale != StaticLossScale(1.0) and not (trained_policies or low):
+                text = "the trainer scales the loss, and no net that it trains is converted: all runs in float32."
+                advice = "Call mxmp.gluon.convert(net, policy), or give the trainer loss_scale=None."
+                yield Finding("not_converted", text, False, advice)
             continue
-        low = [param.name for param in params if dtype_of(param) in dtypes.LOW_PRECISION]
-        stores = low or any(policy.param_dtype in dtypes.LOW_PRECISION for policy in policies_of(params))
+        stores = low or any(policy.param_dtype in dtypes.LOW_PRECISION for policy in trained_policies)
         reasons = ["gradients are not scaled, so that small ones become 0"] if scaled else []
         if stores and not getattr(trainer._optimizer, "multi_precision", False):
             names = f", {listed(low)}," if low else ""

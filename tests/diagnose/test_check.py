@@ -9,6 +9,7 @@ from mxnet.gluon import nn
 import mxmp
 from mxmp.diagnose import check
 from tests.diagnose.nets import SOFTMAX, state, trainer_of
+from tests.processors import AMX, pin, processor_of
 
 DATA, LABELS = mx.nd.random.normal(shape=(8, 16)), mx.nd.arange(8)
 SLOW = "slow_policy"  # float16 is emulated on a CPU
@@ -57,6 +58,7 @@ WRONG = {  # a net, its trainer, the kinds of the findings, and what is in their
     "plain trainer": (make, plain, f"plain_trainer {SLOW}", "gradients are not scaled"),
     "plain trainer of O2": (lambda: make("O2"), plain, f"plain_trainer {SLOW}", "have no float32 masters"),
     "trainer of another net": (make, lambda net: trainer_of(make(prefix="other_")), f"wrong_trainer {SLOW}", "the trainer has no parameter of 'net"),
+    "a forgotten convert": (lambda: make(None), lambda net: mxmp.gluon.Trainer(net.collect_params(), "sgd"), "not_converted", "Call mxmp.gluon.convert(net, policy)"),
     "no loss scale": (make, lambda net: trainer_of(net, None), f"no_loss_scale {SLOW}", "loss_scale='dynamic'"),
     "a weight is NaN": (
         lambda: changed(make(), lambda net: net[0].weight.set_data(net[0].weight.data() * np.nan)),
@@ -69,10 +71,10 @@ WRONG = {  # a net, its trainer, the kinds of the findings, and what is in their
         lambda: changed(make(None), cast), lambda net: plain(net, multi_precision=True), "cast_by_hand", "mxmp.gluon.cast(net, 'float16')",
     ),
     "a trained bias beside a frozen weight": (
-        lambda: changed(make(None), frozen), trainer_of, "frozen_weight", "the weight of 'net_dense1' is frozen, and its bias is trained",
+        lambda: changed(make(None), frozen), plain, "frozen_weight", "the weight of 'net_dense1' is frozen, and its bias is trained",
     ),
     "gradients add up": (
-        lambda: changed(make(None), lambda net: net.collect_params().setattr("grad_req", "add")), trainer_of, "gradients_add_up", "zero_grad()",
+        lambda: changed(make(None), lambda net: net.collect_params().setattr("grad_req", "add")), plain, "gradients_add_up", "zero_grad()",
     ),
     "outputs in float16": (lambda: make("O3,output=float16"), trainer_of, f"output_precision {SLOW}", "the outputs are float16"),
     "float16 on a CPU": (make, trainer_of, SLOW, "float16 is emulated"),
@@ -97,9 +99,17 @@ def test_what_is_wrong_is_found_and_nothing_is_changed(case):
 
 def test_nothing_is_found_in_sound_nets():
     net, other = make(None), make(None, prefix="other_")
-    for given in (check(net, trainer_of(net, None)), check(net, plain(net)), check([net, other], [plain(net), plain(other)])):
+    for given in (check(net, trainer_of(net, None)), check(net, trainer_of(net, 1)), check(net, plain(net)), check([net, other], [plain(net), plain(other)])):
         assert not given and str(given) == "nothing found"
     assert "nothing found" in given._repr_html_()
+
+
+def test_a_trainer_of_bfloat16_without_a_loss_scale_is_told_that_it_checks_nothing(monkeypatch):
+    pin(monkeypatch, processor_of(AMX))
+    net = make("mixed_bfloat16")
+    found = check(net, trainer_of(net, "policy"))
+    assert [each.subject for each in found] == ["no_loss_scale"] and "give it loss_scale=1." in str(found)
+    assert not check(net, trainer_of(net, 1))
 
 
 # ---------------------------------------------------------------------- what the trainer says in its first step
