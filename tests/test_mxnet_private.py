@@ -62,7 +62,7 @@ TABLE = {  # by name: the classes or modules that have it, and the files of mxmp
     "_current": ([mx.AttrScope, mx.name.NameManager, gluon.block._BlockScope], "gluon.conversion gluon.regions"),
     "_data": (
         [gluon.Parameter],
-        "diagnose.subject gluon.conversion gluon.gradients gluon.storage mxnet_private train.masters train.running_stats",
+        "diagnose.subject gluon.conversion gluon.files gluon.gradients gluon.storage mxnet_private train.masters train.running_stats",
     ),
     "_data_shapes": ([mx.mod.Module], "module.binding module.module"),
     "_default_bucket_key": ([mx.mod.BucketingModule], "amp.contrib module.bucketing"),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Tuple
+import contextlib
+from typing import Any, Callable, Iterator, Tuple
 
+import mxnet as mx
 from mxnet import MXNetError, gluon
 
 from ..checkpoint import check_arrays_file, checkpoint_files, params_file_of
-from ..errors import TrainerError, mxnet_reason
+from ..errors import CheckpointError, TrainerError, mxnet_reason
 from ..files import is_local, manifest_of, require_file, require_set, saving
 from ..symbol import save_checkpoint as save_model
 from ..symbol.checkpoint import require_whole
+from ..train.masters import masters_of
+from ..train.states import all_or_none
 from . import storage
 from .blocks import plain_class
 from .cache import ConvertedGraph
@@ -88,10 +92,10 @@ def load_checkpoint(prefix: str, epoch: int, net: gluon.Block, trainer: Trainer)
         trainer: Its trainer, a `Trainer` of mxmp.
 
     Raises:
-        CheckpointError: If a file is missing or damaged, or was not saved together with the other. Then nothing
-            changes.
-        TrainerError: Between backward and step, or if ``net`` or ``trainer`` has a wrong type. Then nothing changes.
-        StateError: If the states are of another training. By then the parameters are loaded.
+        CheckpointError: If a file is missing or damaged, or was not saved together with the other, or if the parameters
+            are of another net. As with all errors, nothing changes.
+        TrainerError: Between backward and step, or if ``net`` or ``trainer`` has a wrong type.
+        StateError: If the states are of another training.
     """
     params, states = _files("load_checkpoint", prefix, epoch, net, trainer)
     params_file_of(prefix, epoch)  # its error lists the epochs that there are
@@ -99,8 +103,33 @@ def load_checkpoint(prefix: str, epoch: int, net: gluon.Block, trainer: Trainer)
     require_set(manifest_of(params), params, states)
     trainer._require_between_steps("load_checkpoint")
     check(params)
-    net.load_parameters(params)
-    trainer.load_states(states)
+    with _values_kept(net):
+        try:
+            net.load_parameters(params)
+        except (AssertionError, ValueError) as e:  # MXNet's, for another name, shape or dtype
+            raise CheckpointError(
+                f"{params}: the parameters do not fit the net, so that nothing is loaded: {e} Make the net as in the "
+                f"saved run."
+            ) from e
+        trainer.load_states(states)
+
+
+@contextlib.contextmanager
+def _values_kept(net: gluon.Block) -> Iterator[None]:
+    """Give a net's parameters and masters their present values back if an exception ends this context.
+
+    Loads write into the arrays that there are. The copies of their values are on the host.
+    """
+    params = list(net.collect_params().values())
+    arrays = [array for param in params for array in (*(param._data or ()), *masters_of(param).values())]
+    values = [array.copyto(mx.cpu()) for array in arrays]
+    with all_or_none(params):
+        try:
+            yield
+        except BaseException:
+            for value, array in zip(values, arrays):
+                value.copyto(array)
+            raise
 
 
 def _files(call: str, prefix: str, epoch: int, net: Any, trainer: Any) -> Tuple[str, str]:

@@ -1,14 +1,18 @@
 """Checkpoints of a net and its trainer: whole sets, or none."""
 
 import os
+import re
 import shutil
 
+import mxnet as mx
+import numpy as np
 import pytest
+from mxnet.gluon import nn
 
-from mxmp.errors import CheckpointError, TrainerError
-from mxmp.gluon import Trainer, load_checkpoint, save_checkpoint
+from mxmp.errors import CheckpointError, StateError, TrainerError
+from mxmp.gluon import Trainer, convert, load_checkpoint, save_checkpoint
 from tests.freeze import freeze, saved_arrays, scale_of
-from tests.gluon.nets import X, cnn, exact, step
+from tests.gluon.nets import X, cnn, exact, sequence, started, step
 from tests.gluon.trainer_tools import backward
 from tests.stress.killed import killed_at_each_rename
 
@@ -110,3 +114,43 @@ def test_between_backward_and_step_nothing_is_saved_or_loaded(call, tmp_path):
     trainer.discard_grads()
     load_checkpoint(prefix, 0, net, trainer)
     assert trainer.optimizer.num_update == 0
+
+
+OTHERS = {
+    "another optimizer": (lambda: of_kind("sgd"), StateError, "the optimizer is Adam; expected SGD"),
+    "another policy and optimizer": (lambda: of_kind("sgd", "O1"), StateError, "the optimizer is Adam; expected SGD"),
+    "another size of the last layer": (lambda: of_kind("adam", units=5), CheckpointError,
+        "net-0000.params: the parameters do not fit the net, so that nothing is loaded: Failed loading Parameter '"
+    ),
+    "a layer less": (lambda: of_kind("adam", layers=1), CheckpointError, "the parameters do not fit the net"),
+    "a layer more": (lambda: of_kind("adam", layers=3), CheckpointError, "the parameters do not fit the net"),
+}
+
+
+def of_kind(optimizer, policy="O2", layers=2, units=3, is_called=True):
+    """Return a net of dense layers and its trainer."""
+    net = started(sequence(*(nn.Dense(units if n else 4) for n in range(layers))))
+    convert(net, policy)
+    if is_called:
+        net(mx.nd.ones((2, 4)))
+    return net, Trainer(net, optimizer, {"learning_rate": 0.01}, loss_scale=128)
+
+
+@pytest.mark.parametrize("make, error, text", OTHERS.values(), ids=OTHERS)
+def test_a_checkpoint_of_another_training_changes_nothing(make, error, text, tmp_path):
+    prefix, (net, trainer) = str(tmp_path / "net"), make()
+    save_checkpoint(prefix, 0, *of_kind("adam"))
+    for param in net.collect_params().values():
+        param.set_data(np.full(param.shape, 0.3))  # in float16 it is rounded
+    with pytest.raises(error, match=re.escape(text)):
+        load_checkpoint(prefix, 0, net, trainer)
+    assert all((values == np.float32(0.3)).all() for values in exact(net).values())
+    assert all((param.data().astype("float32") - 0.3).abs().max() < 1e-3 for param in net.collect_params().values())
+
+
+def test_a_refused_checkpoint_leaves_parameters_without_shapes_to_their_first_call(tmp_path):
+    prefix, (net, trainer) = str(tmp_path / "net"), of_kind("sgd", is_called=False)
+    save_checkpoint(prefix, 0, *of_kind("adam"))
+    with pytest.raises(StateError):
+        load_checkpoint(prefix, 0, net, trainer)
+    assert net(mx.nd.ones((2, 6))).shape == (2, 3)
