@@ -373,6 +373,7 @@ def _applies(field: str, key: str, op: str, name: str) -> bool:
 def _parse_fields(spec: str) -> Dict[str, Any]:
     """Return the fields that a comma-separated text sets, those of its preset among them, as text or checked."""
     fields: Dict[str, Any] = {}
+    given_fields = set()
     for number, item in enumerate(part.strip() for part in spec.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))
         kind, colon, target = key.partition(":")
@@ -389,6 +390,9 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
             raise PolicyError(f"unknown field {key!r}{did_you_mean(key, expected)}.")
         else:
             field = _BY_TEXT[key]
+            if field in given_fields:
+                raise PolicyError(f"{key!r} is given twice; keep one of them.")
+            given_fields.add(field)
             fields[field] = {str(choice): choice for choice in _CHOICES.get(field, ())}.get(value, value)
     return fields
 
