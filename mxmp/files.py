@@ -131,10 +131,14 @@ def path_of(fname: Any) -> str:
     return os.fspath(fname)
 
 
+class _MissingFileError(CheckpointError, FileNotFoundError):
+    """A file to load is missing."""
+
+
 def require_file(path: str) -> None:
     """Raise a CheckpointError unless a path is a file. A pipe is refused: reading it might never end."""
     if not os.path.exists(path):
-        raise CheckpointError(f"{path}: there is no such file.")
+        raise _MissingFileError(f"{path}: there is no such file.")
     if not os.path.isfile(path):
         raise CheckpointError(f"{path}: it is {_kind(path)}, not a file.")
 

@@ -310,8 +310,8 @@ class LossScaleOptimizer(ScalerStatus):
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
             TrainerError: As `save_states`.
-            CheckpointError: If ``fname`` is a folder or no path.
-            FileNotFoundError: If there is no such file.
+            CheckpointError: If ``fname`` is a folder or no path. If there is no such file, it is a FileNotFoundError
+                too.
         """
         states.restore(fname, self._target("load_states"), self._scaler)
 

@@ -271,7 +271,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         Raises:
             StateError: If the file is damaged or does not fit; then nothing is changed.
             TrainerError: As `save_states`.
-            FileNotFoundError: If there is no such file.
+            CheckpointError: If there is no such file; it is a FileNotFoundError too.
         """
         self._require_between_steps("load_states")
         states.restore(fname, self._target("load_states"), self._scaler)

@@ -750,7 +750,7 @@ class Module(PolicyStatus, mx.mod.Module):
             StateError: If the file is damaged or does not fit; then nothing is changed.
             TrainerError: Between backward and update; or if the file has a loss scale and this module
                 was bound without one (make it with ``loss_scale=1``); then nothing is changed.
-            FileNotFoundError: If there is no such file.
+            CheckpointError: If there is no such file; it is a FileNotFoundError too.
         """
         self._require("load_optimizer_states")
         if self._training is None:

@@ -237,12 +237,10 @@ def read(fname: str) -> Dict[str, Any]:
 
     Raises:
         StateError: If it is neither of them, or damaged.
-        CheckpointError: If ``fname`` is the path of a folder, or no path.
-        FileNotFoundError: If there is no such file.
+        CheckpointError: If ``fname`` is the path of a folder, or no path. If there is no such file, it is a
+            FileNotFoundError too.
     """
     fname = path_of(fname)
-    if not os.path.exists(fname):
-        raise FileNotFoundError(f"{fname}: there is no such file.")
     require_file(fname)
     with open(fname, "rb") as stream:
         is_pickle = stream.read(1) == pickle.PROTO

@@ -96,7 +96,7 @@ def restore(fname: str, target: Target, scaler: Scaler) -> None:
     Raises:
         StateError: If the file is damaged or does not fit; then, as with all errors, nothing is changed.
         TrainerError: If the owner of the scaler cannot work with the file's loss scale.
-        FileNotFoundError: If there is no such file.
+        CheckpointError: If there is no such file; it is a FileNotFoundError too.
     """
     content, optimizer, before = read(fname), target.optimizer, scaler.loss_scale
     loaded = _FileContent(fname, content, target)
