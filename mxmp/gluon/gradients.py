@@ -88,6 +88,7 @@ class TrainerStep(Step):
             raise _not_scaled(call, *fresh)
         is_missing = fresh is None and self._groups is None and next(self.named(self._waiting_ids), None) is None
         if is_missing and not allow_missing:
+            self._require_same_arrays(call)
             raise StaleGradientError(
                 f"{call}: backward was called on the scaled loss, but it depends on no parameter of this trainer; "
                 "give the trainer the parameters of the net that made the loss, and scale the loss only for "
@@ -112,11 +113,22 @@ class TrainerStep(Step):
         for param in self._trained():
             for data in param.list_data():
                 if id(data) in cleared or not (id(data) in written or data._fresh_grad):
+                    self._require_same_arrays(call)
                     raise StaleGradientError(
                         f"{call}: the gradient of parameter '{param.name}' on context {data.ctx} has not "
                         "been updated by backward since the last step. If only a part of the network is "
                         f"meant to be trained, call {call} with ignore_stale_grad=True."
                     )
+
+    def _require_same_arrays(self, call: str) -> None:
+        """Raise if backward wrote gradients of arrays that are no parameter's any more."""
+        ids = {id(data) for step in _ALL_STEPS for param in step._params for data in param._data or ()}
+        if self._waiting_ids - ids:
+            raise StaleGradientError(
+                f"{call}: after backward, parameters got other arrays, as when a net is converted, restored, cast or "
+                "moved to other contexts, so that their gradients are lost. Call discard_grads, and run forward and "
+                "backward again; convert before the step's forward pass."
+            )
 
     def require_used(self, call: str) -> None:
         """Raise in the middle of an accumulation: between a backward with ``grad_req='add'`` and its step."""

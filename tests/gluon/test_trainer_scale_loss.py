@@ -12,7 +12,7 @@ from mxnet.gluon import nn
 from mxmp.errors import StaleGradientError, TrainerError, UnscaledLossError
 from mxmp.gluon import Trainer, convert
 from mxmp.loss_scale import DynamicLossScale
-from tests.gluon.nets import sequence
+from tests.gluon.nets import sequence, started
 from tests.gluon.trainer_tools import (
     TWO,
     backward,
@@ -254,6 +254,24 @@ def test_a_trainer_whose_parameters_the_loss_does_not_reach_is_told_so():
     with pytest.raises(StaleGradientError, match="step: .*scaled loss, but it depends on no parameter of this trainer"):
         trainer.step(1)
     assert run(trainer, b)
+
+
+@pytest.mark.parametrize("in_float32", [(), ("output",)], ids=["all parameters", "some parameters"])
+def test_a_net_that_is_converted_between_backward_and_step_is_the_named_cause(in_float32):
+    net, x = started(sequence(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4, prefix="output_"))), mx.nd.ones((1, 3))
+    trainer = Trainer(convert(net, "O1"), "sgd", loss_scale=8)
+
+    def run_backward_of_net():
+        with autograd.record(), trainer.scale_loss(net(x).sum()) as scaled:
+            scaled.backward()
+
+    run_backward_of_net()
+    convert(net, "O2", blocks=tuple((name, "float32") for name in in_float32))(x)
+    with pytest.raises(StaleGradientError, match="step: after backward, parameters got other arrays"):
+        trainer.step(1)
+    trainer.discard_grads()
+    run_backward_of_net()
+    assert trainer.step(1)
 
 
 # Blocks that fail.
