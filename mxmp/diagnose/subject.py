@@ -40,7 +40,7 @@ from ..arrays import all_finite, first_non_finite, to_float32, tree_leaves
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
 from ..errors import ConvertError, LossScaleError, MxmpError, listed, mxnet_reason
-from ..gluon.api import convert, restore
+from ..gluon.api import convert, remove_conversions
 from ..gluon.blocks import block_names, blocks_in, conversions_of, frozen_model, roots
 from ..gluon.conversion import Conversion
 from ..gluon.regions import find_regions
@@ -655,7 +655,7 @@ def kept(net: gluon.Block) -> Iterator[None]:
     """
     state = _State(net)
     try:
-        restore(net)
+        remove_conversions(net)
         # A backward pass takes arrays without a gradient out of all graphs, those that the user has recorded too.
         for param in net.collect_params().values():
             if param.grad_req == "null" and param._data is not None:

@@ -195,9 +195,19 @@ def restore(net: gluon.Block) -> gluon.Block:
     graph of an imported SymbolBlock lacks the casts that mxmp had inserted before the export.
 
     Raises:
-        ConvertError: If ``net`` is no block, or a block within a converted net.
+        ConvertError: If ``net`` is no block, a block within a converted net, or frozen.
         TrainerError: If a weight was written to without its float32 master. Then nothing is changed.
     """
+    if isinstance(net, gluon.Block) and frozen_model(net):
+        raise ConvertError(
+            f"restore: block '{net.name}' is frozen, a snapshot that cannot be restored. The net that it was made of "
+            f"is unchanged: use that, or restore that if it is converted."
+        )
+    return remove_conversions(net)
+
+
+def remove_conversions(net: gluon.Block) -> gluon.Block:
+    """Undo ``convert`` as `restore` does; a frozen block, which may be converted no more, stays as it is."""
     inner_blocks = _require_whole(net, "restore")
     conversions = conversions_of(inner_blocks)
     require_masters(param for conversion in conversions for param in conversion.stored)

@@ -51,7 +51,7 @@ from .blocks import (
 from .cache import Call, ConvertedGraph, GraphCache, Runner, Signature, as_input, on_cpu
 from .regions import current_region, outside_regions
 from .siblings import Siblings
-from .trace import MakingGraphs, Trace, flat_arguments, trace
+from .trace import MakingGraphs, Trace, dtype_advice, flat_arguments, trace
 
 _trainer_of = attrgetter("_trainer")  # read for each parameter at each recorded call
 
@@ -466,9 +466,7 @@ class Conversion:
         advice = storage.cast_advice(self.net)
         if advice:
             return f" But {advice}"
-        other = {name: dtype for name, dtype in traced.types.items() if dtype != dtypes.FLOAT32}
-        text = ". Input '{}' is {}: give x.astype('float32')"
-        return "".join(text.format(name, dtype) for name, dtype in other.items())
+        return dtype_advice(traced.types)
 
     def _storable(self, traced: Trace) -> FrozenSet[str]:
         """Return the names of the parameters that may be put in low precision; none after the first call.

@@ -36,7 +36,7 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 from .. import dtypes as dtypes_
 from ..devices.auto import parse_policy
 from ..devices.check import require_bfloat16, warn_if_slow
-from ..errors import ConvertError
+from ..errors import ConvertError, InferenceError, mxnet_reason
 from ..graph import Graph
 from ..mxnet_private import is_initialized
 from ..policy import AUTO, Policy, PolicyChanges, is_auto
@@ -49,7 +49,7 @@ from .blocks import FROZEN, block_names, conversion_of, frozen_model, plain_clas
 from .cache import make_operator
 from .regions import BlockRegions, find_regions, outside_regions
 from .storage import contexts_of
-from .trace import Trace, arguments, flat_arguments, trace
+from .trace import Trace, arguments, dtype_advice, flat_arguments, trace
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -123,6 +123,10 @@ class FrozenBlock(gluon.SymbolBlock):
             )
         try:
             return super().forward(x, *args)
+        except mx.MXNetError as e:
+            if not str(e).startswith("MXNetError: Error in operator"):
+                raise
+            raise InferenceError(f"block '{self.name}': {mxnet_reason(e)}{self._advice(e, x, *args)}") from e
         except ValueError as e:
             if _OTHER_INPUTS not in str(e):
                 raise
@@ -132,6 +136,13 @@ class FrozenBlock(gluon.SymbolBlock):
                 f"gives {count}, or nests them differently. Hybridize the net that it was made of, call the net as "
                 f"you call the block, and freeze it again."
             ) from e
+
+    def _advice(self, error: mx.MXNetError, *args: Any) -> str:
+        """Return advice about the dtypes of a call's arrays, if they are the cause of an error."""
+        if "Incompatible attr" not in str(error):
+            return ""
+        inputs, arrays = self._cached_graph[0], flat_arguments(args).arrays
+        return dtype_advice({each.name: dtypes_.canonical(array.dtype) for each, array in zip(inputs, arrays)})
 
     def cast(self, dtype: Any) -> None:
         """Do nothing if all weights have this dtype; else raise, because the graph reads weights as they are stored."""

@@ -225,6 +225,12 @@ def _with_constants(inputs: Any, constants: Any) -> Any:
     return inputs if constants is None else constants
 
 
+def dtype_advice(types: Mapping[str, str]) -> str:
+    """Return advice about the inputs, by name with their dtypes, that are not float32; an empty text if all are."""
+    text = ". Input '{}' is {}: give x.astype('float32')"
+    return "".join(text.format(name, dtype) for name, dtype in types.items() if dtype != dtypes.FLOAT32)
+
+
 def _trace_error(net: gluon.HybridBlock, error: Exception) -> ConvertError:
     """Return the error for a net whose ``hybrid_forward`` failed on symbols; it names the block."""
     block, function = _failing_block(error, net)

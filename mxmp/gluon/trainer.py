@@ -37,6 +37,7 @@ from .adoption import (
     require_addable,
     require_gluon_trainer,
 )
+from .freeze import FrozenParameter
 from .gradients import LossBlock, TrainerStep
 
 _LOG = logging.getLogger(__name__)
@@ -135,6 +136,11 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
             raise TrainerError(f"optimizer is {optimizer!r}; expected a name or an mx.optimizer.Optimizer.")
         if not given_params:
             raise TrainerError("there are no parameters to train; is the net empty?")
+        if all(isinstance(param, FrozenParameter) and param.grad_req == "null" for param in given_params):
+            raise TrainerError(
+                "all parameters are of a frozen block, which has no gradients; train the net that it was made of, and "
+                "freeze that afterwards."
+            )
         refuse_update_on_kvstore(kvstore, update_on_kvstore, given_params)
         are_parameters = [param for param in given_params if isinstance(param, mx.gluon.Parameter)]
         owners = [(param, param._trainer) for param in are_parameters]

@@ -33,7 +33,8 @@ from ..diagnose.batches import Batches, Example, arguments_of, inputs_of, losses
 from ..diagnose.subject import call_net, read_subject
 from ..display.terminal import showing_progress
 from ..errors import MxmpError, PolicyError, SlowPrecisionWarning, TuneError, did_you_mean, mxnet_reason
-from ..gluon import Trainer, convert, freeze, restore
+from ..gluon import Trainer, convert, freeze
+from ..gluon.api import remove_conversions
 from ..gluon.blocks import frozen_model, roots
 from ..gluon.storage import contexts_of
 from ..module import Module
@@ -296,7 +297,7 @@ def _copy_of(net: gluon.Block, context: mx.Context) -> gluon.Block:
         own = copy.deepcopy(net, operators)
     except TypeError as e:  # of a lock or a file among its attributes
         raise TuneError(f"network: block '{net.name}' cannot be copied ({e}); give a net that can be.") from e
-    restore(own)
+    remove_conversions(own)
     if contexts_of(own.collect_params().values()) not in ([], [context]):
         own.collect_params().reset_ctx(context)
     # A conversion runs a net's graph whether it is hybridized or not: float32 is to be run as well.

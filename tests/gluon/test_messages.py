@@ -162,6 +162,20 @@ NETS = {
         "block 'net' is float32, and its inputs are not known; hybridize it and run one batch before its "
         "report."
     ),
+    "call: a frozen block, float64": (lambda: freeze(dense(), "float32")(X.astype("float64")), InferenceError,
+        "block '...': ...net_fwd: ... expected float64, got float32. Input 'data' is float64: give x.astype('float32')"
+    ),
+    "call: a frozen block, another size": (lambda: freeze(dense(), "float32")(mx.nd.ones((2, 5))), InferenceError,
+        "block '...': ...net_fwd: Shape inconsistent, Provided = [2,3], inferred shape=(2,5)"
+    ),
+    "restore: a frozen block": (lambda: restore(freeze(dense(), "O1")), ConvertError,
+        "restore: block '...' is frozen, a snapshot that cannot be restored. The net that it was made of is unchanged: "
+        "use that, or restore that if it is converted."
+    ),
+    "trainer: a frozen block": (lambda: Trainer(freeze(dense(), "O1"), "sgd"), TrainerError,
+        "all parameters are of a frozen block, which has no gradients; train the net that it was made of, and freeze "
+        "that afterwards."
+    ),
     "restore: a part": (lambda: restore(convert(sequence(dense()), "O1")[0]), ConvertError,
         "restore: block 'net' is part of a converted net; give the net. For a precision of its own: "
         "mxmp.gluon.set_policy(block, 'float32'), and convert the net again."
