@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, NoReturn, Optional, Sequence
+from typing import Any, List, NoReturn, Optional, Sequence
 
 import click
 
@@ -26,13 +26,22 @@ class CommandLine(click.Group):
     """A group of commands of which each error is one line and an exit code.
 
     The code is 0 for success. It is 1 if the work failed, or if ``doctor`` found no hardware for the policy. It is 2,
-    click's own code, for arguments that cannot be used. It is 130 for Ctrl-C.
+    click's own code, for arguments that no checkpoint could make valid. It is 130 for Ctrl-C.
     """
+
+    def parse_args(self, ctx: click.Context, args: List[str]) -> List[str]:
+        """Read the options before the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except (click.NoSuchOption, click.BadOptionUsage) as e:
+            _fail_usage(ctx, e)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as e:
+            _fail_usage(ctx, e)
         except MxmpError as e:
             # MXNet's reasons, which messages quote, have several lines.
             _fail(ctx, " ".join(line.strip() for line in str(e).split("\n")))
@@ -65,9 +74,14 @@ for command in (benchmark, build, compare, convert, doctor, inspect, launch, ran
     commands.add_command(command)
 
 
-def _fail(ctx: click.Context, message: str) -> NoReturn:
+def _fail(ctx: click.Context, message: str, code: int = 1) -> NoReturn:
     click.echo(f"mxmp: error: {visible(message)}", err=True)
-    ctx.exit(1)
+    ctx.exit(code)
+
+
+def _fail_usage(ctx: click.Context, error: click.UsageError) -> NoReturn:
+    command = (error.ctx or ctx).command_path
+    _fail(ctx, f"{error.format_message()} See `{command} --help`.", error.exit_code)
 
 
 def main(args: Optional[Sequence[str]] = None, prog_name: str = "mxmp") -> NoReturn:

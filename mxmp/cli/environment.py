@@ -17,10 +17,10 @@ import click
 
 from .. import dtypes
 from .. import launch as jobs
-from .options import console, give, make_policy, require_new, result_options
+from .options import Number, WholeNumber, console, give, make_policy, require_new, result_options
 
 _REPLACED = "mxnet.contrib.amp"
-_COUNT = click.IntRange(min=1)
+_COUNT = WholeNumber(min=1)
 
 
 @click.command()
@@ -112,7 +112,7 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, a
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="SECONDS",
     help="End the job after this time.",
 )
@@ -120,7 +120,7 @@ def run(ctx: click.Context, script: str, args: Sequence[str], is_module: bool, a
 @click.option("--hosts", metavar="A,B,...", help="Addresses of several machines: print the commands for each.")
 @click.option(
     "--port",
-    type=click.IntRange(1, 65535),
+    type=WholeNumber(1, 65535),
     metavar="PORT",
     help="The first port. Unless given: free ports, with --hosts 9091.",
 )

@@ -13,6 +13,8 @@ from ..policy import Policy, pattern_of
 from .options import (
     DEFAULT_POLICY,
     RANDOM,
+    Number,
+    WholeNumber,
     checkpoint_arguments,
     console,
     conversion_options,
@@ -39,7 +41,7 @@ _LIMIT = dtypes.limits(dtypes.FLOAT16).max
 @conversion_options
 @click.option(
     "--worst",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     default=_ROWS,
     show_default=True,
@@ -185,12 +187,12 @@ def _kept_in_float32(model: Any, shapes: Any, types: Any, ranges: Mapping[str, f
 @click.option("--training", is_flag=True, help="Time whole training steps; the network needs a loss head.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=30,
     show_default=True,
     help="About how long to measure; there are at least five rounds.",
 )
-@click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Run on GPU N instead of the processor.")
+@click.option("--gpu", type=WholeNumber(min=0), metavar="N", help="Run on GPU N instead of the processor.")
 @result_options
 def benchmark(
     prefix: str,

@@ -36,6 +36,18 @@ Pairs = List[Tuple[str, str]]
 # ---------------------------------------------------------------------- arguments and options
 
 
+class WholeNumber(click.IntRange):
+    """A whole number within bounds. Click's own message calls it an 'integer range'."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number within bounds. Click's own message calls it a 'float range'."""
+
+    name = "number"
+
+
 def check_prefix(ctx: click.Context, param: click.Parameter, text: str, read: bool = False) -> str:
     """Return the prefix of a checkpoint's files, folder included. With ``read`` the files have to exist."""
     # Shells complete the names of files, and a checkpoint's files begin with its prefix.
@@ -94,7 +106,7 @@ def _decorator(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 checkpoint_arguments = _decorator(
     click.argument("prefix", callback=partial(check_prefix, read=True)),
-    click.argument("epoch", type=click.IntRange(min=0), required=False),
+    click.argument("epoch", type=WholeNumber(min=0), required=False),
 )
 """PREFIX [EPOCH]: the files of a checkpoint."""
 
