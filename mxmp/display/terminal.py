@@ -29,6 +29,7 @@ from rich.text import Text  # noqa: E402
 
 WIDTH = 120  # The columns if there is no terminal.
 NARROW = 80  # With fewer columns two text columns share one.
+TEXT = 25  # If a column of longer texts would get fewer columns, two text columns share one too.
 NAMES = 40  # If numbers leave fewer columns to text, two columns of numbers share one too.
 
 
@@ -80,8 +81,11 @@ def table(block: blocks.Table, width: int = WIDTH) -> Table:
     """Return a table for rich, for so many columns. With few, two columns share one, in several lines."""
     block = block.without_empty_columns()
     columns = [i for i, column in enumerate(block.columns) if column.kind != blocks.SPARK]
-    is_crowded = width - sum(_width(block, i) + 3 for i in columns if block.columns[i].is_numeric) < NAMES
-    is_narrow = is_crowded or width < NARROW
+    numbers = sum(_width(block, i) + 3 for i in columns if block.columns[i].is_numeric)
+    is_crowded = width - numbers < NAMES
+    texts = [i for i in columns if not block.columns[i].is_numeric]
+    room = width - numbers - sum(min(_longest(block, i), TEXT) + 3 for i in texts)
+    is_narrow = is_crowded or width < NARROW or room < 0
     groups: List[List[int]] = []
     for i in columns:
         before = groups[-1] if groups else []
@@ -96,7 +100,7 @@ def table(block: blocks.Table, width: int = WIDTH) -> Table:
     caption = Text("\n".join(map(visible, below))) if below else None
     drawn = Table(title=Text(visible(block.caption)), caption=caption, caption_justify="left")
     # Names in the first column are not broken if they leave enough of the width to others.
-    longest = max((len(visible(block.columns[0].text(row[0]))) for row in block.rows), default=0)
+    longest = _longest(block, 0)
     keeps_names = not is_narrow and len(groups) <= 3 and longest < 0.55 * width
     titles = [", ".join(block.columns[i].title for i in group) for group in groups]
     is_wide = longest + sum(len(title) + 3 for title in titles) > width
@@ -110,6 +114,11 @@ def table(block: blocks.Table, width: int = WIDTH) -> Table:
         cells = ["\n  ".join(visible(block.columns[i].text(row[i])) for i in group) for group in groups]
         drawn.add_row(*map(Text, cells))  # Not plain strings: a name may look like rich's markup.
     return drawn
+
+
+def _longest(block: blocks.Table, column: int) -> int:
+    """Return the length of the longest text in a column."""
+    return max((len(visible(block.columns[column].text(row[column]))) for row in block.rows), default=0)
 
 
 def _width(block: blocks.Table, column: int) -> int:

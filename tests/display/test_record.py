@@ -173,6 +173,14 @@ def test_a_terminal_shows_tables_first_and_what_matters_last():
     assert "\x1b" not in text and "\\x1b[31m" in text and "∞" in text
 
 
+def test_a_long_name_leaves_80_columns_space_for_texts():
+    """As in `mxmp doctor`."""
+    sentence = "Use float32, MXNet's default, to train here"
+    rows = [("MXNET_CUDA_TENSOR_OP_MATH_ALLOW", sentence, sentence)]
+    shown = text(table(Table("Findings", [Column("subject"), Column("finding"), Column("what to do")], rows), 80), 80)
+    assert rows[0][0] in shown and len(shown.splitlines()) < 9 and max(map(len, shown.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_columns_of_numbers_leave_a_terminal_space_for_names(width):
     numbers = ["local error", "accumulated error", "output error", "gradient local error", "gradient accumulated error"]
