@@ -104,7 +104,7 @@ def convert(
     report = replace(model.report, param_bytes=model.param_bytes)
     pairs = [("policy", report.policy_name), *_machine(policy), *report.totals]
     notes = [*report.warnings, *report.notes, *_unchanged(policy, report, checkpoint_files(prefix, epoch), files)]
-    pairs += [("note", note) for note in (*notes, *_surprises(policy, report))]
+    pairs += [("note", note) for note in (*notes, *_surprises(policy, report, for_inference))]
     pairs += value_pairs(model.changes, model.out_of_range, model.widened, policy.compute_dtype)
     print_pairs(pairs + [("written", file) for file in files])
 
@@ -137,7 +137,7 @@ def _unchanged(policy: Policy, report: Any, old: Sequence[str], new: Sequence[st
     return [f"nothing is changed: the new files hold the same network, because {why}"]
 
 
-def _surprises(policy: Policy, report: Any) -> List[str]:
+def _surprises(policy: Policy, report: Any, for_inference: bool) -> List[str]:
     """Return a note on each surprise for who runs a converted checkpoint on this machine, or reads it in numpy."""
     from ..devices.check import check_devices
 
@@ -148,6 +148,9 @@ def _surprises(policy: Policy, report: Any) -> List[str]:
         is_float16 = policy.compute_dtype == dtypes.FLOAT16
         lacks = "float16 needs a GPU" if is_float16 else f"{findings[-1].message} {findings[-1].advice}"
         notes.append(f"not for this machine: {lacks}")
+    if for_inference and policy.compute_dtype in report.count and policy.param_dtype != policy.compute_dtype:
+        field = f"param={policy.compute_dtype}"
+        notes.append(f"weights are stored in float32 and cast at each call, which is slow; add {field} to the policy")
     if policy.output_dtype == dtypes.BFLOAT16:
         notes.append("outputs are bfloat16: integers in numpy; --output-dtype float32 makes them numbers")
     return notes

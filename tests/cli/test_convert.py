@@ -20,7 +20,7 @@ def test_the_summary_by_hand(tmp_path):
     found, before = said(converted(tmp_path, "--shape", SHAPE)), f"{4 * (CONV + FC + BN):,} bytes"
     image = 2 * 4 * 6 * 6
     assert found["operators"] == "5 in float16, 1 in float32"
-    assert found["casts"] == f"2 (2 of activations), {6 * (2 * 3 * 64 + 2 * 5):,} bytes per forward pass"
+    assert found["casts"] == f"2 per forward pass: 2 of inputs and activations, 0 of parameters; {6 * (2 * 3 * 64 + 2 * 5):,} bytes moved"
     assert found["parameters"] == f"{2 * (CONV + FC) + 4 * BN:,} bytes, {before[:-6]} before"
     # Four tensors of an image's size, fc's, softmax's; BatchNorm's statistics are read by nobody.
     assert found["activations"] == f"{2 * (4 * image + 10) + 4 * 10:,} bytes, {4 * (4 * image + 20):,} before"
@@ -49,7 +49,7 @@ def test_a_dtype_reaches_the_network(tmp_path):
     arrays = {"table_weight": mx.nd.ones((50, 4)), "fc_weight": mx.nd.ones((2, 12)), "fc_bias": mx.nd.zeros(2)}
     mx.model.save_checkpoint(str(tmp_path / "net"), 0, mx.sym.FullyConnected(ids, num_hidden=2, name="fc"), arrays, {})
     out, _ = mxmp("convert", tmp_path / "net", 0, "-o", tmp_path / "out", "--shape", "data:5,3", "--dtype", "data:int32")
-    assert said(out)["casts"].startswith("1 (1 of activations)")  # the output's; ids are not cast
+    assert said(out)["casts"].startswith("1 per forward pass: 1 of inputs and activations")  # the output's; ids are not cast
 
 
 CLAMPED = {"clamped": "fc_weight: 5 values beyond float16's range, the largest 70000", "became zero": "fc_weight: 10 values"}
@@ -125,6 +125,13 @@ def test_surprises_for_the_machine_or_the_reader_are_said(
     on_processor(processor_of(AMD if runs_bfloat16 else NO_BFLOAT16, name="Xeon"))
     found = [note for note in notes(converted(tmp_path, "--policy", policy)) if not note.startswith(UNCHANGED)]
     assert len(found) == bool(note) and all(each.startswith(note) for each in found)
+
+
+@pytest.mark.parametrize("policy, cast", [("O1", True), ("O1,param=float16", False), ("O0", False)])
+def test_weights_that_inference_casts_at_each_call_are_said(policy, cast, tmp_path):
+    note = "weights are stored in float32 and cast at each call, which is slow; add param=float16 to the policy"
+    assert (note in notes(converted(tmp_path, "--policy", policy, "--for-inference"))) == cast
+    assert note not in notes(converted(tmp_path, "--policy", policy, "--force"))
 
 
 def test_auto_prints_the_policy_the_machine_and_why(tmp_path, on_processor):
