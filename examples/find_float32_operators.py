@@ -7,9 +7,9 @@ and the usual policy gives NaN.
 
 Run ``python find_float32_operators.py``::
 
-    metric             0.919463, 0.919463 in float32, 0.52349 under the policy given; higher is better
-    kept in float32    3 operators by 3 names, each of them is needed
-    in float32 in all  3 of 13 operators, 0 of them follow; 0 under the policy given
+    metric                0.919463, 0.919463 in float32, 0.52349 under the policy given; higher is better
+    kept in float32       3 operators by 3 names, each of them is needed
+    operators in float32  3 of 13, under the policy given 0
     written: digits-symbol.json, digits-0000.params
 """
 

@@ -82,9 +82,9 @@ class SpeedComparison(Record):
         first = self.rows[0].policy
         columns = (
             Column("policy"),
-            Column("ms", NUMBER, "Median of the rounds."),
+            Column("ms", NUMBER),
             Column("spread", SHARE, "Median distance of the rounds from their median."),
-            Column(f"of {first}'s time", SHARE, "Median over the rounds."),
+            Column(f"of {first}'s time", SHARE),
             Column("difference"),
         )
         rows = []
@@ -93,7 +93,11 @@ class SpeedComparison(Record):
             said = f"does not run: {row.failure}" if row.failure else row.verdict
             name = f"{row.policy} (emulated)" if row.emulated else row.policy
             rows.append((name, milliseconds, row.spread, row.ratio, said))
-        table, facts = Table("policies", columns, rows, "policies"), Facts(self._facts())
+        legend = (
+            ("ms", "the median of the rounds"),
+            (columns[3].title, "the median of the ratios within a round; ms differ from it on a busy machine"),
+        )
+        table, facts = Table("policies", columns, rows, "policies", legend=legend), Facts(self._facts())
         return [Section("Policies in turns", (table, self._chart(), facts, Notes(self.notes)))]
 
     def _chart(self) -> Lines:
@@ -215,8 +219,9 @@ class SearchResult(Record):
                 + (needed if self.is_minimal else "the best found before the search was ended"),
             ),
             (
-                "in float32 in all",
-                f"{after} of {self.operators} operators, {follow} of them follow; {before} under the policy given",
+                "operators in float32",
+                f"{after} of {self.operators}, under the policy given {before}"
+                + (f"; {follow} of them follow those kept by name" if follow else ""),
             ),
             ("evaluations", f"{self.evaluations}"),
         ]

@@ -238,10 +238,11 @@ def search(
         progress: Whether to show each trial on a terminal.
 
     Returns:
-        The policy with name overrides, and a row for each operator. Interrupted (Ctrl-C), or if it may not evaluate
-        more often, the best found so far, with ``is_minimal`` False.
+        The policy with name overrides, and a row for each operator. Interrupted (Ctrl-C) after the first four
+        evaluations, or if it may not evaluate more often, the best found so far, with ``is_minimal`` False.
 
     Raises:
+        KeyboardInterrupt: If it is interrupted in the first four evaluations, before a policy is found.
         TuneError: If ``evaluate`` gives no number, or none that is finite in float32. If it gives two in float32 that
             are further apart than the tolerance. If no choice of operators is within the tolerance.
         PolicyError: If the policy does not parse or matches nothing.

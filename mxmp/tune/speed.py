@@ -336,7 +336,10 @@ def _read_model(
         graph = to_graph(subject.model.symbol)
         if not any(is_loss_head(graph.nodes[head.node]) for head in graph.heads):
             outputs = ", ".join(subject.model.symbol.list_outputs())
-            raise TuneError(f"loss: no output ({outputs}) is of a loss head, such as SoftmaxOutput; leave it out.")
+            raise TuneError(
+                f"network: training steps need a loss head, such as SoftmaxOutput, but no output ({outputs}) is of "
+                "one. Append one, or time inference: leave --training, or loss, out."
+            )
     values, names = subject.filled()[0][0], list(subject.inputs())
     values = {name: values[name].as_in_context(subject.context) for name in names}
     known = label_names(subject.model.symbol)

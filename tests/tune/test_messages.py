@@ -73,7 +73,7 @@ TABLE = {
     "speed: the loss of a model": (lambda: compare_speed(model(), [{"data": IMAGES}], loss=gluon.loss.L2Loss()), TuneError,
         "loss is a L2Loss; a symbol has its loss heads in it: give True for training steps, or None."),
     "speed: no loss head": (lambda: compare_speed(make_module(network().get_internals()["fc_output"]), [{"data": IMAGES}], loss=True), TuneError,
-        "loss: no output (fc_output) is of a loss head, such as SoftmaxOutput; leave it out."),
+        "network: training steps need a loss head, such as SoftmaxOutput, but no output (fc_output) is of one. Append one, or time inference: leave --training, or loss, out."),
     "speed: a symbol of labels alone": (lambda: compare_speed(without_data(), {"label": DATA}, ["O1"], True), TuneError,
         "network: no input of it is data, so that a batch has nothing to time."),
     "speed: two graphs, frozen": (lambda: compare_speed(two_graphs(), [IMAGES], ["O1"]), TuneError,

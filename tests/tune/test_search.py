@@ -146,6 +146,7 @@ def test_the_result_is_a_table_with_the_errors_of_a_comparison_and_json():
     assert math.isinf(next(row for row in result.rows if row.name == "energy_dense2_fwd").accumulated_error)
     assert all(row.name in str(result) for row in result.rows)
     assert result.summary[1] == "kept in float32: 2 operators by 2 names, each of them is needed"
+    assert result.summary[2] == "operators in float32: 4 of 6, under the policy given 2"
     again = SearchResult.from_json(result.to_json())
     assert (again.kept, again.policy) == (result.kept, result.policy)
 
