@@ -378,7 +378,7 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
         key, equals, value = (part.strip() for part in item.partition("="))
         kind, colon, target = key.partition(":")
         if not equals and number:
-            raise PolicyError(f"{item!r} is no 'field=value' pair.")
+            raise PolicyError(f"{item!r} is no 'field=value' pair{_pair_hint(item)}.")
         if not equals:
             fields.update(_preset(item))  # the first item, so that those behind it overrule its fields
         elif colon and (kind not in _OVERRIDES or not target):
@@ -395,6 +395,15 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
             given_fields.add(field)
             fields[field] = {str(choice): choice for choice in _CHOICES.get(field, ())}.get(value, value)
     return fields
+
+
+def _pair_hint(item: str) -> str:
+    """Return the advice for a part of a policy's text that has no value."""
+    if item in _FLAGS:
+        return f"; write {item}=True"
+    if _ALIASES.get(item.lower(), item).lower() in map(str.lower, (*PRESETS, AUTO)):
+        return "; it is another policy: give each policy by itself, on the command line with a --policy of its own"
+    return ""
 
 
 def _preset(name: str) -> Dict[str, Any]:

@@ -131,10 +131,11 @@ class Report(Record):
     def totals(self) -> List[Tuple[str, str]]:
         """The totals as pairs of a name and a text."""
         counts = ((count, "" if name in _NO_PRECISIONS else "in ", name) for name, count in sorted(self.count.items()))
-        moved = "bytes unknown" if self.cast_bytes is None else f"{self.cast_bytes:,} bytes"
+        moved = "bytes unknown without all shapes" if self.cast_bytes is None else f"{self.cast_bytes:,} bytes moved"
+        kinds = f"{self.activation_casts} of inputs and activations, {self.casts - self.activation_casts} of parameters"
         totals = [
             ("operators", ", ".join(f"{count} {word}{name}" for count, word, name in counts)),
-            ("casts", f"{self.casts} ({self.activation_casts} of activations), {moved} per forward pass"),
+            ("casts", f"{self.casts} per forward pass: {kinds}; {moved}"),
         ]
         sizes = ("parameters", self.param_bytes), ("activations", self.activation_bytes)
         totals += [(what, f"{both[1]:,} bytes, {both[0]:,} before") for what, both in sizes if both]

@@ -37,7 +37,7 @@ def test_a_float32_network_shows_what_a_policy_decides(tmp_path):
         "fc": ("float16", "allow", "fc_weight to float16, fc_bias to float16"),
         "softmax": ("float32", "deny: loss head", "fc_output to float32"),
     }
-    assert said(out)["casts"].startswith("6 (2 of activations)")
+    assert said(out)["casts"].startswith("6 per forward pass: 2 of inputs and activations, 4 of parameters")
 
 
 def test_a_converted_network_shows_what_it_holds(tmp_path):
