@@ -46,6 +46,7 @@ from ..report.explanation import (
     NonFinite,
     ValueRange,
 )
+from ..report.report import policy_name
 from .batches import Batches, read_batches
 from .instrument import ranges_of
 from .nonfinite import first_backward, first_forward
@@ -421,12 +422,11 @@ _DIVERGED = (
 _SKIPPED_ALL_THE_SAME = (
     "the reason is drawn at random (dropout), or has changed since: run it again at once, before the next step."
 )
-_NO_FAULT = (
-    "the step is finite, in float32 and in low precision. If it was skipped all the same, " + _SKIPPED_ALL_THE_SAME
-)
+_IN_BOTH = "in float32 and in low precision"
+_NO_FAULT = f"the step is finite, {_IN_BOTH}. If it was skipped all the same, {_SKIPPED_ALL_THE_SAME}"
 _NO_BACKWARD = (
-    "the outputs are finite, in float32 and in low precision. Backward did not run, because no loss was given: for the "
-    "gradients call explain(net, batches, loss=loss)."
+    f"the outputs are finite, {_IN_BOTH}. Backward did not run, because no loss was given: for the gradients call "
+    f"explain(net, batches, loss=loss)."
 )
 
 
@@ -489,7 +489,11 @@ def explain(
             if one.kind != NO_FAULT:
                 return one
     assert found is not None  # as there is one batch at least
+    text = found.text
     if loss is None and isinstance(subject, NetSubject):
-        return replace(found, text=found.text.replace(_NO_FAULT, _NO_BACKWARD))
+        text = text.replace(_NO_FAULT, _NO_BACKWARD)
     at_scale = f"its loss scale was larger than {scale:g} (give that of the skipped step as loss_scale=), or "
-    return replace(found, text=found.text.replace(_SKIPPED_ALL_THE_SAME, at_scale + _SKIPPED_ALL_THE_SAME))
+    text = text.replace(_SKIPPED_ALL_THE_SAME, at_scale + _SKIPPED_ALL_THE_SAME)
+    name = policy_name(wanted)
+    where = f"in float32 and under '{name}'" if wanted.is_mixed else f"under '{name}', which is float32"
+    return replace(found, text=text.replace(_IN_BOTH, where))

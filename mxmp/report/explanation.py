@@ -136,6 +136,8 @@ class NonFinite(Record):
                 f"it reaches {self.inputs[0].magnitude:.4g}"
             )
         node = f"'{self.name}' ({self.op}, {self.precision})"
+        if self.op == "cast":  # It has the name of its input.
+            node = f"the cast of '{self.name}' ({self.precision})"
         if self.where == FORWARD:
             return f"forward: {node} gives {self.output.kinds} in {count}{self._reached()}"
         gradient = f"a gradient of {self.output.kinds} in {count} for '{self.output.name}'"

@@ -165,13 +165,13 @@ VERDICTS = {  # a net, a batch, a loss and a policy; the kind of the verdict, th
         lambda: with_values(gluon.nn.Dense(4, prefix="net_"), mx.init.Constant(1e30)), (X, LABELS), SOFTMAX, "O1",
         "parameters", "net_weight", "parameter 'net_weight' is inf in float16 in 24 of 24 elements: it reaches 1e+30",
     ),
-    "several blocks in float32": (of_blocks, BATCH, L2, "O0", "no fault found", None, ""),
+    "several blocks in float32": (of_blocks, BATCH, L2, "O0", "no fault found", None, "finite, under 'O0', which is float32."),
     "several blocks in O1": (of_blocks, BATCH, L2, "O1", "parameters", "second_weight", ""),
     "a constant mask that forbids all": (lambda: with_values(Masked(0), x=PARTS[0]), PARTS, L2, "O1", BROKEN, "net_weights", ""),
     "a weight beside such a mask": (with_mask_and_bad_weight, PARTS, L2, "O1", "parameters", "net_dense0_weight", ""),
     "a constant of inf that is no mask": (lambda: with_values(Masked(1), x=PARTS[0]), PARTS, L2, "O1", "parameters", "net_m", ""),
     "a mask that reaches the output": (with_infinite_bias, BATCH, L2, "O1", "parameters", "net_bias", ""),
-    "data far out of range": (lambda: with_values(dense(4)), (X * 1e30, LABELS), SOFTMAX, "O1", RANGE, "data", ""),
+    "data far out of range": (lambda: with_values(dense(4)), (X * 1e30, LABELS), SOFTMAX, "O1", RANGE, "data", "the cast of 'data' (float16) gives inf"),
     "values that are large": (
         lambda: with_values(dense(4), mx.init.Constant(3e3)), (X * 30, LABELS), SOFTMAX, "O1", RANGE, "net_dense0_fwd", ""
     ),
@@ -261,7 +261,7 @@ def test_rows_for_which_a_loss_has_no_gradient_are_data_and_leave_the_scale_alon
 
 def test_no_fault_says_what_was_not_run():
     net = made(dense(2, in_units=6))
-    assert "Backward did not run, because no loss was given" in str(explain(net, BATCH, "O1"))
+    assert "the outputs are finite, in float32 and under 'O1'. Backward did not run, because no loss" in str(explain(net, BATCH, "O1"))
     assert "its loss scale was larger than 8 (" in str(explain(net, BATCH, "O1", loss=L2, loss_scale=8))
 
 
