@@ -93,7 +93,10 @@ class Batch(NamedTuple):
             )
         count, total = self._count_labels(inputs, loss, labels), len(self.arrays)
         if type(count) is not int or not 0 <= count < total:
-            raise ConvertError(f"labels={count!r}: a batch has {total} array{'s' * (total > 1)}, labels included.")
+            raise ConvertError(
+                f"labels={count!r}: a batch has {total} array{'s' * (total > 1)}, labels included, and the net needs "
+                f"at least one; expected 0 to {total - 1} labels, or batches with the net's inputs before them."
+            )
         arrays = tree_map(self.arrays, _for_net)
         return Example(arrays[: total - count], arrays[total - count :])
 
@@ -325,6 +328,14 @@ def losses_of(loss: LossFunction, outputs: Any, labels: Sequence[Any]) -> Sequen
     given = _arguments_for(loss, outputs, labels)
     try:
         value = loss(*given)
+    except (AssertionError, AttributeError, TypeError) as e:
+        if not isinstance(given[0], (list, tuple)):
+            raise
+        raise ConvertError(
+            f"loss fails with {type(e).__name__}; the net gives {len(outputs)} outputs, and loss got them as one "
+            f"{type(outputs).__name__}. Give a function that reads them, such as "
+            f"loss=lambda outputs, label: loss(outputs[0], label)."
+        ) from e
     except (mx.MXNetError, ValueError) as e:  # A reshape raises ValueError.
         labelled = " and ".join(f"a label of shape {_shape(each)}" for each in labels) or "no label"
         shapes = f"an output of shape {_shape(outputs)} and {labelled}"

@@ -34,6 +34,7 @@ from ..passes.facts import Facts
 from ..report import Decisions
 from ..report.explanation import ValueRange
 from ..report.make import positions
+from ..train.loss_heads import is_recorded
 from ..train.masters import equals_rounded, masters_of
 from ..train.step import NetCall, Observer
 from .batches import LossFunction, losses_of
@@ -251,6 +252,11 @@ def as_outputs(outputs: Any) -> Callable[[Sequence[Any]], Any]:
 
 def run_backward(heads: Sequence[Any], gradients: Optional[Sequence[Any]] = None, train: bool = True) -> None:
     """Run backward from losses, or from outputs and their gradients of any dtype; ConvertError where MXNet cannot."""
+    if gradients is None and not all(map(is_recorded, heads)):
+        raise ConvertError(
+            "loss does not depend on the net's outputs, so there are no gradients; compute it of the outputs by "
+            "operators of MXNet, without detach, asnumpy or autograd.pause."
+        )
     if gradients is not None:
         pairs = [(head, each.as_nd_ndarray()) for head, each in zip(heads, gradients)]
         gradients = [each.as_in_context(head.ctx).astype(head.dtype) for head, each in pairs]

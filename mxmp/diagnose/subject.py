@@ -52,6 +52,7 @@ from ..passes import is_converted
 from ..passes.base import marked_blocks
 from ..policy import Policy, pattern_of
 from ..report import DROPPED, FOLDED, Decisions, Row
+from ..report.report import policy_name
 from ..symbol import Converted, ConvertedModel, convert_graph, convert_model, on_cpu, to_graph
 from ..symbol.arguments import require_symbol
 from ..symbol.params import require_matches
@@ -180,16 +181,19 @@ def read_subject(network: Any, loss: Loss = None, ctx: Any = None) -> Subject:
         if loss is not None and loss != OUTPUTS and not callable(loss):
             kind = type(loss).__name__
             raise ConvertError(f"loss is a {kind}; expected a function of the net's outputs and the labels.")
+        if isinstance(loss, type):
+            raise ConvertError(f"loss is the class {loss.__name__}; give an instance, such as {loss.__name__}().")
         return NetSubject(network, loss)
-    if loss is not None and loss is not True:
-        _refuse("loss", loss, "is for a Gluon net; a symbol or Module has its loss heads")
-    if isinstance(network, (mx.mod.Module, mx.mod.BucketingModule)):
-        _refuse("ctx", ctx, "is for a symbol with parameters; a Module runs where it is bound")
-        return SymbolSubject.of_module(network)
+    is_module = isinstance(network, (mx.mod.Module, mx.mod.BucketingModule))
     parts = tuple(network) if isinstance(network, (ConvertedModel, tuple, list)) else ()
-    if len(parts) != 3 or not isinstance(parts[0], mx.sym.Symbol):
+    if not is_module and (len(parts) != 3 or not isinstance(parts[0], mx.sym.Symbol)):
         kind = f"{type(network).__name__} of {len(parts)}" if parts else type(network).__name__
         raise ConvertError(f"network is a {kind}; expected {_NETWORKS}.")
+    if loss is not None and loss is not True:
+        _refuse("loss", loss, "is for a Gluon net; a symbol or Module has its loss heads")
+    if is_module:
+        _refuse("ctx", ctx, "is for a symbol with parameters; a Module runs where it is bound")
+        return SymbolSubject.of_module(network)
     for name, part in zip(("arg_params", "aux_params"), parts[1:]):
         if not isinstance(part, Mapping):
             raise ConvertError(f"network: {name} is a {type(part).__name__}; expected a dict by name, {{}} for none.")
@@ -507,7 +511,7 @@ class NetSubject(Subject):
             if model is not None and model.decisions.policy.is_mixed:
                 raise ConvertError(
                     f"network: block '{block.name}' is frozen, so it has no float32 weights to compare with; give the "
-                    f"net that it was made of, and the policy '{model.decisions.policy}'."
+                    f"net that it was made of, and the policy '{policy_name(model.decisions.policy)}'."
                 )
         return super().policy_or(given)
 

@@ -42,6 +42,11 @@ def around(block):
     return outer
 
 
+class TwoOutputs(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return x, x + 1
+
+
 class OfArrays(gluon.HybridBlock):
     """A net that runs on arrays, whose ``*`` broadcasts, and not on symbols."""
 
@@ -67,8 +72,8 @@ TABLE = {
     "a symbol": (lambda: compare(mx.sym.var("x"), DATA), ConvertError, "network is a Symbol; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
     "a converted symbol": (lambda: explain(tuple(mxmp.symbol.convert_model(*model(), "O1")), BATCH), ConvertError, "policy: the network is converted already, and its symbol does not say by which policy; give one to look at it under, such as 'O2': casts of the symbol are left out for that."),
     "a policy without low precision": (lambda: compare(net(), DATA, "O0"), ConvertError, "policy 'param=float32,compute=float32,output=float32' is float32, so there is nothing to compare; give one such as 'O2'."),
-    "a frozen block": (lambda: compare(frozen(), DATA), ConvertError, "network: block '...' is frozen, so it has no float32 weights to compare with; give the net that it was made of, and the policy 'param=float16,compute=float16,output=float32,loss_scale=dynamic'."),
-    "a frozen block in a net": (lambda: explain(around(frozen()), DATA), ConvertError, "network: block '...' is frozen, so it has no float32 weights to compare with; give the net that it was made of, and the policy 'param=float16,compute=float16,output=float32,loss_scale=dynamic'."),
+    "a frozen block": (lambda: compare(frozen(), DATA), ConvertError, "network: block '...' is frozen, so it has no float32 weights to compare with; give the net that it was made of, and the policy 'O2'."),
+    "a frozen block in a net": (lambda: explain(around(frozen()), DATA), ConvertError, "network: block '...' is frozen, so it has no float32 weights to compare with; give the net that it was made of, and the policy 'O2'."),
     "a net without values": (lambda: compare(nn.Dense(3, prefix="net_"), DATA), ConvertError, "block 'net': parameter 'net_weight' has no values; load or train the net first, or run one batch if its shapes are not known yet."),
     "another shape": (lambda: measure_ranges(net(), X[:, :4]), ConvertError, "batches: block 'net' fails on 'data' of shape (4, 4), float32: block 'net': node 'net_fwd': MXNet cannot infer its shapes: ..."),
     "another shape for a symbol": (lambda: compare(model(), {"data": DATA[:, :4]}), ConvertError, "batches: 'data' has shape (4, 4), for which 'first_weight' of shape (6, 5) would have to be (6, 4): give batches of another shape, or the parameters of this network."),
@@ -83,6 +88,12 @@ TABLE = {
     # Losses and labels.
     "no label": (lambda: explain(net(), X, loss=SOFTMAX), ConvertError, "loss takes 2 to 3 arguments; the net gives 1 output, and a batch has no label for it. Give batches with the labels that it reads, behind the net's inputs, or say how many there are by labels=."),
     "a label of another shape": (lambda: compare(net(), (X, np.zeros(3)), loss=SOFTMAX), ConvertError, "batches: the loss fails on an output of shape (4, 3) and a label of shape (3,): ..."),
+    "too many labels": (lambda: explain(net(), (DATA, LABEL), labels=2), ConvertError, "labels=2: a batch has 2 arrays, labels included, and the net needs at least one; expected 0 to 1 labels, or batches with the net's inputs before them."),
+    "a constant loss": (lambda: explain(net(), (DATA, LABEL), loss=lambda out, label: mx.nd.ones(4)), ConvertError, "loss does not depend on the net's outputs, so there are no gradients; compute it of the outputs by operators of MXNet, without detach, asnumpy or autograd.pause."),
+    "a loss of detached outputs": (lambda: measure_gradients(net(), (DATA, LABEL), loss=lambda out, label: SOFTMAX(out.detach(), label)), ConvertError, "loss does not depend on the net's outputs, so there are no gradients; compute it of the outputs by operators of MXNet, without detach, asnumpy or autograd.pause."),
+    "a loss of one output for a net of two": (lambda: explain(made(TwoOutputs()), (DATA, LABEL), loss=SOFTMAX), ConvertError, "loss fails with AssertionError; the net gives 2 outputs, and loss got them as one list. Give a function that reads them, such as loss=lambda outputs, label: loss(outputs[0], label)."),
+    "the class of a loss": (lambda: explain(net(), (DATA, LABEL), loss=gluon.loss.L2Loss), ConvertError, "loss is the class L2Loss; give an instance, such as L2Loss()."),
+    "a text as a network": (lambda: explain("net", (DATA, LABEL), loss=SOFTMAX), ConvertError, "network is a str; expected a Gluon net, a Module or BucketingModule of MXNet or mxmp that is bound, a mxmp.symbol.ConvertedModel, or a tuple (symbol, arg_params, aux_params)."),
     "no loss": (lambda: measure_gradients(net(), [DATA]), ConvertError, "measure_gradients: the loss of a Gluon net is missing; give it, such as loss=mx.gluon.loss.L2Loss()."),
     "gradients without a label": (lambda: measure_gradients(model(), [{"data": DATA}]), ConvertError, "batches: a batch lacks the label 'softmax_label', which gradients depend on; give it."),
     # Ranges, watches and logs.
