@@ -95,7 +95,7 @@ class Batch(NamedTuple):
         if type(count) is not int or not 0 <= count < total:
             raise ConvertError(
                 f"labels={count!r}: a batch has {total} array{'s' * (total > 1)}, labels included, and the net needs "
-                f"at least one; expected 0 to {total - 1} labels, or batches with the net's inputs before them."
+                f"at least one; expected at most {total - 1}, or batches with the net's inputs before them."
             )
         arrays = tree_map(self.arrays, _for_net)
         return Example(arrays[: total - count], arrays[total - count :])
