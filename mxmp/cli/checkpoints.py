@@ -139,15 +139,11 @@ def _unchanged(policy: Policy, report: Any, old: Sequence[str], new: Sequence[st
 
 def _surprises(policy: Policy, report: Any, for_inference: bool) -> List[str]:
     """Return a note on each surprise for who runs a converted checkpoint on this machine, or reads it in numpy."""
-    from ..devices.check import check_devices
+    from ..devices.check import not_for_this_machine
 
-    # The files may be meant for another machine, so this is no warning. A float32 network runs anywhere.
-    notes, findings = [], check_devices(policy)
-    if policy.compute_dtype in report.count and policy.is_mixed and all(finding.ok is False for finding in findings):
-        # The last finding is the processor's and says why bfloat16 does not run. There may be several GPUs, or none.
-        is_float16 = policy.compute_dtype == dtypes.FLOAT16
-        lacks = "float16 needs a GPU" if is_float16 else f"{findings[-1].message} {findings[-1].advice}"
-        notes.append(f"not for this machine: {lacks}")
+    # The files may be meant for another machine, so this is no warning.
+    unfit = not_for_this_machine(policy, report)
+    notes = [unfit] if unfit else []
     if for_inference and policy.compute_dtype in report.count and policy.param_dtype != policy.compute_dtype:
         field = f"param={policy.compute_dtype}"
         notes.append(f"weights are stored in float32 and cast at each call, which is slow; add {field} to the policy")

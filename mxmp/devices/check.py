@@ -23,6 +23,7 @@ from ..dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import ConvertError, SlowPrecisionWarning, mxnet_reason
 from ..policy import Policy
 from ..processors import Processor
+from ..report import Report
 from ..report.doctor import Finding
 from .processor import read_processor
 
@@ -74,6 +75,20 @@ def check_devices(policy: Union[str, Policy]) -> List[Finding]:
         gpus = [Gpu(index, "which nvidia-smi does not list", None) for index in range(count_gpus())]
     findings = [check_gpu(gpu, dtype) for gpu in gpus]
     return [*findings, check_cpu(read_processor(), dtype)]
+
+
+def not_for_this_machine(policy: Union[str, Policy], report: Report) -> str:
+    """Return why plain MXNet does not run a converted network well on this machine; '' if a device here does."""
+    parsed = Policy.parse(policy)
+    if not parsed.is_mixed or parsed.compute_dtype not in report.count:  # float32 runs anywhere
+        return ""
+    findings = check_devices(parsed)
+    if any(finding.ok is not False for finding in findings):
+        return ""
+    # The last finding is the processor's and says why bfloat16 does not run. There may be several GPUs, or none.
+    last = findings[-1]
+    lacks = "float16 needs a GPU" if parsed.compute_dtype == FLOAT16 else f"{last.message} {last.advice}"
+    return f"not for this machine: {lacks}"
 
 
 def read_gpus() -> List[Gpu]:

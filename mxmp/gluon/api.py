@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Sequence, Tuple, Union
@@ -11,7 +12,7 @@ from mxnet import gluon
 from .. import dtypes
 from ..arrays import to_float32
 from ..devices.auto import parse_policy
-from ..devices.check import amx_notes
+from ..devices.check import amx_notes, not_for_this_machine
 from ..errors import ConvertError, TrainerError
 from ..passes import EraseCasts
 from ..policy import Policy, PolicyChanges, check_blocks
@@ -39,6 +40,8 @@ from .siblings import Siblings
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_LOG = logging.getLogger(__name__)
 
 _FLOAT32 = "_mxmp_float32"
 """The attribute in which a net with a float32 policy has it; such a net runs as it was written."""
@@ -245,6 +248,8 @@ def report(net: gluon.Block) -> Report:
 def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: bool = False) -> Tuple[str, str]:
     """Write a converted or frozen net as a model that plain MXNet loads, as ``net.export`` does.
 
+    The log warns if plain MXNet does not run that model on this machine, as float16 without a GPU.
+
     Args:
         net: The net; it is not changed.
         path: Prefix of the files.
@@ -281,6 +286,10 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
         )
     else:
         raise ConvertError(f"block '{net.name}' is not converted; use net.export.")
+    written = _report(net)
+    unfit = written and not_for_this_machine(written.policy, written)
+    if unfit:
+        _LOG.warning("%s-symbol.json is for plain MXNet, but %s", path, unfit)
     return f"{path}-symbol.json", f"{path}-{epoch:04d}.params"
 
 

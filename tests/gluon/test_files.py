@@ -10,7 +10,8 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 from mxmp.errors import CheckpointError
-from mxmp.gluon import convert, export, restore
+from mxmp.gluon import convert, export, freeze, restore
+from tests.devices.machines import install_cards
 from tests.full_disk import files_of_at_most
 from tests.gluon.nets import X, cnn, exact, exported, imported, precisions, sequence, train
 from tests.symbol.refusals import nothing_written, refused
@@ -75,6 +76,15 @@ def test_files_are_what_mxnet_writes(policy, tmp_path):
 def test_an_export_that_the_class_defines_is_called(tmp_path):
     dense(kind=Noting).export(str(tmp_path / "net"))
     assert sorted(os.listdir(tmp_path)) == ["net-0000.params", "net-note", "net-symbol.json"]
+
+
+@pytest.mark.parametrize("policy, unfit", [("O1", True), ("O1,name:*=float32", False)])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_export_that_plain_mxnet_does_not_run_on_this_machine_is_logged(policy, unfit, frozen, tmp_path, monkeypatch, caplog):
+    install_cards(tmp_path, monkeypatch, [])
+    net = dense(policy)
+    export(freeze(net, policy) if frozen else net, str(tmp_path / "net"))
+    assert ("net-symbol.json is for plain MXNet, but not for this machine: float16 needs a GPU" in caplog.text) == unfit
 
 
 def declares_too_much(data):
