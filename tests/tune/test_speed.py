@@ -37,7 +37,7 @@ class Counted(mx.optimizer.SGD):
     updates = 0
 
     def update(self, index, weight, grad, state):
-        type(self).updates += 1
+        type(self).updates += len(index) if isinstance(index, (list, tuple)) else 1  # SGD takes several at once.
         super().update(index, weight, grad, state)
 
     update_multi_precision = update
