@@ -95,7 +95,7 @@ class SpeedComparison(Record):
             rows.append((name, milliseconds, row.spread, row.ratio, said))
         legend = (
             ("ms", "the median of the rounds"),
-            (columns[3].title, "the median of the ratios within a round; ms differ from it on a busy machine"),
+            (columns[3].title, "the ratio within a round, the median of them: not the quotient of two ms"),
         )
         table, facts = Table("policies", columns, rows, "policies", legend=legend), Facts(self._facts())
         return [Section("Policies in turns", (table, self._chart(), facts, Notes(self.notes)))]

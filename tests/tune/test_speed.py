@@ -23,7 +23,7 @@ def test_the_real_clock_runs_and_the_processor_is_told(on_processor):
     found = compare_speed(convnet(), [IMAGES], **SHORT)
     assert [row.policy for row in found.rows] == ["float32"] and found.rows[0].seconds > 0
     assert (found.kind, found.amx) == ("no bfloat16", False) and "'auto' takes float32" in found.notes[0]
-    assert "of float32's time: the median of the ratios within a round" in " ".join(str(found).split())
+    assert "of float32's time: the ratio within a round, the median of them" in " ".join(str(found).split())
     row = compare_speed(convnet(), [IMAGES], ["float32", "mixed_bfloat16"], **SHORT).rows[1]
     assert row.seconds is row.ratio is None and "bfloat16" in row.failure and row.verdict == ""
 
