@@ -31,6 +31,7 @@ from .blocks import (
     descendants,
     frozen_model,
     is_part,
+    net_around,
     roots,
 )
 from .conversion import Conversion
@@ -66,6 +67,9 @@ def convert(
     already stays as it is, unless it has got new blocks. On CPU contexts float16 is emulated: the arithmetic is
     float32, and each result is rounded to float16.
 
+    A block within a converted net gets a conversion for its own calls. The calls of the net keep the net's policy. If
+    that is another one, a warning is logged.
+
     The first call (``convert`` itself of a SymbolBlock) raises an error if the policy does not suit the graph. Then net
     and parameters are as they were. It is a PolicyError if a pattern of operators or names matches nothing. It is a
     ConvertError if the net cannot be traced or does not type-check by itself; the text names the block or node. It is a
@@ -98,6 +102,7 @@ def convert(
     for root in root_blocks:
         storage.refuse_cast(root)
         _refuse_frozen(root)
+        _warn_of_net_around(root, policy)
     require_dtype(net, policy)
     regions = find_regions(net, policy)
     if all(_is_current(conversion_of(root), policy, regions, known_ranges) for root in root_blocks):
@@ -146,6 +151,18 @@ def _refuse_frozen(net: gluon.Block) -> None:
                 f"block '{block.name}' is frozen with weights in {storage.dtype_of(low_param)}, a snapshot: freeze the "
                 f"net that it was made of under the policy that you want, or freeze it in float32."
             )
+
+
+def _warn_of_net_around(block: gluon.Block, policy: Policy) -> None:
+    """Log a warning if a block is within a net of another policy, whose calls go on without the block's."""
+    net = net_around(block)
+    if net is not None and conversion_of(net).policy != policy:
+        text = (
+            "block '%s' is part of net '%s', which is converted to another policy (%s): only calls of the block by "
+            "itself have the new one. For a precision of its own within the net call mxmp.gluon.set_policy(block, "
+            "'float32'), and convert the net again."
+        )
+        _LOG.warning(text, block.name, net.name, conversion_of(net).policy)
 
 
 def convert_all(nets: Sequence[gluon.Block], policy: Union[str, Policy]) -> None:
@@ -234,7 +251,11 @@ def report(net: gluon.Block) -> Report:
         ConvertError: If ``net`` is no block, is not converted, is within a converted net, or was not called yet.
     """
     reports: List[Report] = []
-    for block in _require_whole(net, "report"):
+    inner_blocks = _require_whole(net, "report")
+    parts = {part for conversion in conversions_of(inner_blocks) for part in descendants(conversion.net)}
+    for block in inner_blocks:
+        if block in parts and conversion_of(block) is not None:
+            continue  # the report of the net around it has its operators
         each = _report(block)
         if each is not None:
             reports.append(each)

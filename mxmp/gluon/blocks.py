@@ -9,12 +9,16 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 from mxnet import gluon
 
 from ..errors import ConvertError
+from ..train.window import Alive
 
 ATTRIBUTE = "_mxmp_conversion"  # a net's attribute that has its conversion
 FROZEN = "_mxmp_frozen"  # a frozen block's: its model, without parameters
 OWNER = "_mxmp_owner"  # of a `StoredPart`: the conversion that stores its parameters
 _PART = "_mxmp_part"  # of a block: the tokens of the conversions around it
 PLAIN = "_mxmp_plain_class"  # of a converted net's class: the class that the user wrote
+
+CONVERSIONS = Alive()
+"""The conversions that nets have, and perhaps some that they had."""
 
 RUNS_AS_WRITTEN: ContextVar[bool] = ContextVar("mxmp_runs_as_written", default=False)
 """Whether converted nets run as they were written, see `unconverted`."""
@@ -157,6 +161,13 @@ def leave(block: gluon.Block, conversion: Any) -> None:
 def is_part(block: gluon.Block) -> bool:
     """Return whether a block is within a converted net."""
     return bool(vars(block).get(_PART))
+
+
+def net_around(block: gluon.Block) -> Any:
+    """Return the converted net that a block is within; None if there is none, as for the copy of a part."""
+    tokens = vars(block).get(_PART, frozenset())
+    nets = (each.net for each in CONVERSIONS if each.token in tokens and conversion_of(each.net) is each)
+    return next((net for net in nets if block in descendants(net)), None)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from . import methods, regions, storage
 from .adoption import forget_policy, note_policy, warn_of_plain_trainers
 from .blocks import (
     ATTRIBUTE,
+    CONVERSIONS,
     OWNER,
     blocks_in,
     collected_params,
@@ -180,6 +181,7 @@ class Conversion:
         `remove` undoes it, also where an exception interrupted either of them.
         """
         vars(self.net)[ATTRIBUTE] = self
+        CONVERSIONS.add(self)
         for block in descendants(self.net):
             join(block, self)
             imported = _without_casts(block)
@@ -517,6 +519,7 @@ class Conversion:
         vars(self).update(notes, own_graph=_unpack_graph(notes["own_graph"]))
         self._forget_all()
         self.siblings.conversions.append(self)
+        CONVERSIONS.add(self)
         vars(self.net).update(zip(methods.GRAPHS, (self.own_graph or (), None, [])))  # the net's state lacks these
         self.net.__class__ = methods.converted_class(plain_class(self.net))
 

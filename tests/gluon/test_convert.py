@@ -307,6 +307,24 @@ def test_a_converted_block_inside_an_unconverted_one(inner, policy):
     assert not np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("is_called_alone", [False, True])
+def test_a_part_of_a_net_has_another_policy_only_for_its_own_calls(is_called_alone, caplog):
+    net, x = started(sequence(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))), mx.nd.random.normal(shape=(2, 3))
+    convert(net, "O1")
+    expected, rows = net(x).asnumpy(), report(net).rows
+    convert(net[0], "O1")
+    assert not caplog.records
+    convert(net[0], "O2")
+    assert "is part of net 'net', which is converted to another policy" in caplog.text
+    if is_called_alone:
+        net[0](x)
+        assert net[0].weight.dtype == np.float16
+    assert np.array_equal(net(x).asnumpy(), expected)
+    assert report(net).rows == rows
+    restore(net)
+    assert np.dtype(net[0].weight.dtype) == np.float32
+
+
 def tied_step(policy, early):
     """Return the parameters after one step, of a net converted before or after it was initialized.
 
