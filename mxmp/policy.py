@@ -208,8 +208,8 @@ class Policy:
         Args:
             spec: A preset's name ('O0' to 'O3', 'mixed_float16' or 'fp16', 'mixed_bfloat16' or 'bf16', 'float16',
                 'bfloat16', 'float32'), or comma-separated fields, or a preset followed by fields: 'O2,loss_scale=128',
-                'compute=float16,op:softmax=float16', ``'O1,block:output=float32,name:*dense*=float32'``. A policy is
-                returned as it is.
+                'compute=float16,op:softmax=float16', ``'O1,block:output=float32,name:*dense*=float32'``. The last value
+                of a field counts, so that fields may be appended to any text. A policy is returned as it is.
             **changes: Fields of the policy that overrule the string's.
 
         Raises:
@@ -373,7 +373,6 @@ def _applies(field: str, key: str, op: str, name: str) -> bool:
 def _parse_fields(spec: str) -> Dict[str, Any]:
     """Return the fields that a comma-separated text sets, those of its preset among them, as text or checked."""
     fields: Dict[str, Any] = {}
-    given_fields = set()
     for number, item in enumerate(part.strip() for part in spec.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))
         kind, colon, target = key.partition(":")
@@ -390,9 +389,6 @@ def _parse_fields(spec: str) -> Dict[str, Any]:
             raise PolicyError(f"unknown field {key!r}{did_you_mean(key, expected)}.")
         else:
             field = _BY_TEXT[key]
-            if field in given_fields:
-                raise PolicyError(f"{key!r} is given twice; keep one of them.")
-            given_fields.add(field)
             fields[field] = {str(choice): choice for choice in _CHOICES.get(field, ())}.get(value, value)
     return fields
 

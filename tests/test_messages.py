@@ -34,7 +34,6 @@ POLICIES = {
     "not a pair": ("O1,O2", {}, "policy 'O1,O2': 'O2' is no 'field=value' pair; it is another policy: give each policy by itself, on the command line with a --policy of its own."),
     "a flag without a value": ("O1,pure", {}, "policy 'O1,pure': 'pure' is no 'field=value' pair; write pure=True."),
     "neither": ("O1,x", {}, "policy 'O1,x': 'x' is no 'field=value' pair."),
-    "a field twice": ("O1,loss_scale=3,loss_scale=4", {}, "policy 'O1,loss_scale=3,loss_scale=4': 'loss_scale' is given twice; keep one of them."),
     "unknown override": ("O1,ops:relu=float16", {}, "policy 'O1,ops:relu=float16': unknown override 'ops:relu'; expected op:<name>, name:<pattern> or block:<pattern>."),
     "not a flag": ("O1,pure=1", {}, "policy 'O1,pure=1': pure='1': expected True or False."),
     "two low dtypes": ("O0", {"param_dtype": "float16", "compute_dtype": "bfloat16"}, "param_dtype='float16' with compute_dtype='bfloat16' makes no sense: it is float32 or the compute dtype."),

@@ -48,6 +48,10 @@ def test_parse_reads_fields_behind_a_preset_and_ignores_spaces():
     assert Policy.parse("fp16,output=half,op:exp=fp16") == Policy.parse("O1,output=float16,op:exp=float16")
 
 
+def test_parse_takes_the_last_value_of_a_field():
+    assert Policy.parse("O1,output=float16,output=float32") == Policy.parse("O1")
+
+
 def test_parse_takes_overrides_policies_and_dtypes_of_numpy():
     policy = Policy.parse("O1")
     assert Policy.parse("O1", loss_scale=2).loss_scale == 2.0 and Policy.parse(policy) is policy
