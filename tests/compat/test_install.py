@@ -37,7 +37,6 @@ def observe(code, *arguments):
         ((3, 12), "1.23.5", True),
         ((3, 13), "2.5.5", True),
         ((3, 11), "unknown", False),
-        ((3, 11), None, False),  # no numpy: left to the error that says so
     ],
 )
 def test_the_views_are_needed_from_numpy_1_24_and_python_3_12_on(python, numpy, needed):
