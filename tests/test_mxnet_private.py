@@ -97,7 +97,7 @@ TABLE = {  # by name: the classes or modules that have it, and the files of mxmp
     ),
     "_kvstore_params": ([gluon.Trainer], "gluon.adoption gluon.trainer"),
     "_label_shapes": ([mx.mod.Module], "module.binding module.module"),
-    "_load_init": ([gluon.Parameter], "gluon.api gluon.freeze gluon.storage train.masters"),
+    "_load_init": ([gluon.Parameter], "gluon.api gluon.freeze gluon.storage"),
     "_monitor": ([mx.mod.BucketingModule], "module.bucketing"),
     "_monitor_all": ([gluon.HybridBlock], "gluon.conversion"),
     "_mul_scalar": ([mx.nd._internal], "arrays optimizer passes.casts passes.cpu.written_out"),

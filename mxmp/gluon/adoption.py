@@ -253,13 +253,6 @@ class AmpLossScaler:
         if isinstance(scale, DynamicLossScale):
             self._scaler.loss_scale = dataclasses.replace(scale, **fields)
 
-    def has_overflow(self, params: Any) -> bool:
-        """Return False: MXNet's own step, which asks, runs only where a kvstore updates, and then nothing is checked.
-
-        See Trainer._update in python/mxnet/gluon/trainer.py.
-        """
-        return False
-
 
 class _MixedUpError(TrainerError, AttributeError):
     """A function of contrib.amp was given a trainer of mxmp; ``hasattr`` is False for the attribute that it reads."""

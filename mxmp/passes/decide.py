@@ -123,7 +123,7 @@ _Wanted = Optional[Tuple[str, str, Reason]]  # the dtype that an override asks f
 
 _SPARSE = ("1", "2")  # row_sparse and csr (include/mxnet/ndarray.h, NDArrayStorageType)
 
-_BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
+_BATCH_NORMS = ("BatchNorm", "_contrib_BatchNormWithReLU")  # the synchronized one has no kernel but float32's
 
 
 def _clamped(decision: Decision, rule: Rule, call: Call) -> Decision:

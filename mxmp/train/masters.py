@@ -201,11 +201,6 @@ class ParameterWithMasters(mx.gluon.Parameter):
         if self.grad_req != "null" or masters_of(self):
             set_master(self, value)
 
-    def _load_init(self, data: Any, ctx: Any, cast_dtype: bool = False, dtype_source: str = "current") -> None:
-        """Load a value, as from a file."""
-        super()._load_init(data, ctx, cast_dtype, dtype_source)
-        self._sync_masters()
-
     def cast(self, dtype: Any) -> None:
         """Cast the value, as ``Parameter.cast``, from its master; forget the master if the new dtype needs none."""
         exact = [exact_value(weight, self) for weight in self.list_data()] if masters_of(self) else []
@@ -216,9 +211,6 @@ class ParameterWithMasters(mx.gluon.Parameter):
                     round_into(value, weight)
                 else:
                     value.astype(weight.dtype, copy=False).copyto(weight)
-        self._sync_masters()
-
-    def _sync_masters(self) -> None:
         if is_low_precision(self.list_data()[0]):
             sync_masters_from_weights(self)
         else:

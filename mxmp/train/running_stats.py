@@ -114,7 +114,6 @@ class RunningStats:
                     before.copyto(array)
                     lost_names.append(name)
                 elif (before != before).asnumpy().any():
-                    self._kept.pop(group.key, None)
                     raise NonFiniteLossError(
                         f"the running statistics '{name}' are NaN: a forward pass met NaN or inf before the first "
                         "step. The weights are unchanged; initialize the statistics again, and look at the data: an "

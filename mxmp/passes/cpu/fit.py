@@ -247,7 +247,7 @@ class _Plan:
             for group, multiple in groups:
                 group.multiple = multiple
             return False
-        return any(not group.is_fixed for group, _ in groups)
+        return True
 
     def fit(self) -> Fit:
         """Return the network with the channels that the forms want."""
