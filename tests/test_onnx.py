@@ -358,3 +358,18 @@ def test_openvino_computes_what_the_network_does_in_bfloat16_too(name, size, tmp
         eps = {"f32": 128 * 2**-23, "bf16": 16 * 2**-7}[hint]
         assert np.abs(result - expected).max() <= eps * np.abs(expected).max()
     assert hints == ["f32"] or (found["f32"] != found["bf16"]).any()  # otherwise the hint did nothing
+
+
+@pytest.mark.parametrize("policy", ["O0", "O2"])
+def test_a_model_for_inference_computes_in_onnxruntime_what_the_network_does(policy, tmp_path):
+    data = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4, no_bias=True, name="conv")
+    data = mx.sym.Activation(mx.sym.BatchNorm(data, name="bn"), act_type="relu", name="act")
+    symbol = mx.sym.Dropout(mx.sym.FullyConnected(data, num_hidden=3, name="fc"), name="drop")
+    values = {"data": RNG.randn(2, 3, 6, 6).astype("float32")}
+    args, aux = draw(symbol, shapes_of(values))
+    found = exported(convert_model(symbol, args, aux, policy, shapes_of(values), for_inference=True), shapes_of(values), tmp_path)
+    assert not {"BatchNormalization", "Dropout"} & {node.op_type for node in found.graph.node}
+    (expected,) = run_mxnet(symbol, {**values, **{name: array.asnumpy() for name, array in {**args, **aux}.items()}})
+    (result,) = run(found, values)
+    tolerance = 8 * (EPS if policy == "O2" else np.finfo(np.float32).eps)
+    np.testing.assert_allclose(result, expected, atol=tolerance * np.abs(expected).max())

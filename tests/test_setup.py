@@ -1,5 +1,6 @@
 """What setup.py declares: versions, extras, and that only one extra brings the CPU wheel."""
 
+import contextlib
 import re
 import runpy
 from importlib import metadata
@@ -19,6 +20,18 @@ def declared():
     with mock.patch("setuptools.setup") as setup:
         runpy.run_path(str(ROOT / "setup.py"))
     return setup.call_args[1]
+
+
+def closure(requirements):
+    """Return all installed distributions that some requirements bring, extras left out."""
+    found, waiting = set(), list(requirements)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", waiting.pop()).group()).lower()
+        if name not in found:
+            found.add(name)
+            with contextlib.suppress(metadata.PackageNotFoundError):  # required on another platform only
+                waiting += [line for line in metadata.requires(name) or () if "extra ==" not in line]
+    return found
 
 
 def on(python, requirements):
@@ -61,3 +74,10 @@ def test_extra_onnx_has_wheels_on_every_python(declared):
     for python in PYTHONS:
         versions = ">=1.13,<1.14" if python in ("3.8", "3.9", "3.10", "3.11") else ">=1.16,<1.24"
         assert SpecifierSet(on(python, declared["extras_require"]["onnx"])["onnx"]) == SpecifierSet(versions)
+
+
+def test_no_other_extra_brings_mxnet_even_indirectly(declared):
+    extras = [lines for name, lines in declared["extras_require"].items() if name not in ("cpu", "cu112")]
+    required = closure(line for lines in [declared["install_requires"], *extras] for line in lines)
+    assert "opencv-python" in required  # otherwise GluonCV's own requirements were not followed
+    assert not [name for name in required if name.startswith("mxnet")]

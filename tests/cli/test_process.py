@@ -182,6 +182,28 @@ def test_ctrl_c_ends_a_command_with_one_line_and_an_exit_code_and_leaves_no_file
     assert python(AT_A_WRITE, *args) == (130, "", "mxmp: interrupted\n") and contents(tmp_path) == before
 
 
+NO_HOME = """
+import sys
+import mxmp
+from mxnet.gluon import nn
+for policy in ("O1", "O2"):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=4), nn.Activation("relu"), nn.Dense(2, in_units=4))
+    net.initialize()
+    mxmp.gluon.convert(net, policy)
+print("matplotlib" in sys.modules)
+"""
+
+
+def test_matplotlib_is_not_imported_nor_a_home_written_to(tmp_path):
+    """Root may write to any folder."""
+    home = tmp_path / "home"
+    home.mkdir(0o555)
+    pytest.importorskip("matplotlib")
+    unset = {name: "" for name in ENV if name.startswith(("XDG_", "MPL"))}
+    assert python(NO_HOME, HOME=str(home), **unset) == (0, "False\n", "") and list(home.iterdir()) == []
+
+
 # ---------------------------------------------------------------------- mxmp launch
 
 
