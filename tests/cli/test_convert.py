@@ -98,6 +98,15 @@ def test_a_conversion_that_changes_nothing_says_so(policy, twice, why, tmp_path)
     assert f"{UNCHANGED}{why}" in notes(out)
 
 
+def test_a_network_whose_values_are_rounded_is_not_said_to_be_unchanged(tmp_path):
+    mxmp("convert", save(tmp_path), 3, "--policy", "O2", "-o", tmp_path / "out")
+    file = str(tmp_path / "out-0003.params")
+    mx.nd.save(file, {name: array.astype("float32") for name, array in mx.nd.load(file).items()})
+    (tmp_path / "out-0003.manifest.json").unlink()
+    out, _ = mxmp("convert", tmp_path / "out", 3, "--policy", "O2", "-o", tmp_path / "again")
+    assert not any(note.startswith(UNCHANGED) for note in notes(out))
+
+
 def test_values_that_were_rounded_before_are_said_to_be(tmp_path):
     converted(tmp_path)
     rounded = "4 parameters were stored in float16: their values were rounded to it, and stay so"

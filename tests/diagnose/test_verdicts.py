@@ -311,3 +311,25 @@ def test_no_fault_is_found_in_a_healthy_step(name):
     verdict = SOUND[name]()
     assert (verdict.kind, verdict.overrides) == (HEALTHY, ""), verdict
     assert verdict.node is None or name == "attention, -1e9 mask becomes -inf", verdict
+
+
+def test_an_operator_that_makes_nan_of_a_computed_mask_is_named_and_not_the_mask():
+    mask = mx.sym.log(mx.sym.zeros((1, 4)), name="mask")
+    masked = mx.sym.broadcast_add(linear(X, "fc"), mask, name="masked")
+    verdict = of_symbol(ended(mx.sym.elemwise_sub(masked, masked, name="lost")), "O1")
+    assert (verdict.kind, verdict.node.name) == (BROKEN, "lost")
+
+
+def test_nan_in_the_data_is_told_besides_another_fault():
+    cleaned = mx.sym.where(mx.sym.broadcast_equal(X, X), X, mx.sym.ones_like(X))
+    squares = ended(mx.sym.square(linear(cleaned, "fc"), name="sq"))
+    verdict = of_symbol(squares, "O1,op:square=float16", batch={"data": holding(NAN)}, params={"fc_bias": 300.0})
+    assert verdict.kind == RANGE and "Besides, " in str(verdict)
+
+
+def test_inf_that_an_earlier_net_gives_on_purpose_is_no_bad_data():
+    masked = Applied(lambda F, x: F.broadcast_add(x, F.log(F.zeros((1, 4)))))
+    lost = Applied(lambda F, x: F.elemwise_sub(x, x, name="lost"))
+    lost.dense = gluon.nn.Dense(4, in_units=4, prefix="next_")
+    verdict = of_trainer(chain(masked, lost), data())
+    assert (verdict.kind, verdict.node.op) == (BROKEN, "elemwise_sub")

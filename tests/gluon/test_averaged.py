@@ -301,3 +301,13 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
         average.load(tmp_path / "other.params")
     with pytest.raises(CheckpointError, match="^fname is None; expected the path of a file."):
         average.save(None)
+
+
+def test_averages_go_on_after_the_net_is_float32_again():
+    net, _ = make(steps=1)
+    averages = averaged(net, decay=0.5)
+    restore(net)
+    averages.update()
+    assert {name: value.asnumpy().tolist() for name, value in averages.values.items()} == {
+        name: value.tolist() for name, value in exact(net).items()
+    }

@@ -194,3 +194,14 @@ def test_a_module_has_no_blocks():
     module = mxmp.module.Module(symbol, policy="O1,block:features.0=float32")
     with pytest.raises(PolicyError, match="'features.0' matches no block; a symbol has nodes alone, give name:pattern"):
         module.bind([("data", (2, 3))], [("softmax_label", (2,))])
+
+
+@pytest.mark.parametrize("float32", [0, 1])
+def test_a_block_in_two_places_has_the_precision_of_each_place(float32):
+    shared = dense("shared_")
+    places = [sequence(shared, prefix="first_"), sequence(shared, prefix="second_")]
+    set_policy(places[float32], FLOAT32)
+    net = started(sequence(*places))
+    convert(net, "O1")(SQUARE)
+    found = [row.precision for row in report(net).rows if row.op == "FullyConnected"]
+    assert found == ([FLOAT32, FLOAT16] if float32 == 0 else [FLOAT16, FLOAT32])

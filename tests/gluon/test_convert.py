@@ -547,3 +547,11 @@ def test_parameters_of_unknown_shape_get_the_values_that_mxnet_gives_them(policy
 
     for when in ("before", "after"):
         np.testing.assert_equal(values(when), values("never"))
+
+
+def test_a_conversion_that_fails_gives_the_loss_scale_of_the_one_before_back(monkeypatch):
+    net = convert(started(nn.Dense(2, in_units=2)), "O1,loss_scale=64")
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("mxmp.gluon.api.note_policy", lambda *args: 1 / 0)
+        convert(net, "O2,loss_scale=8")
+    assert Trainer(net.collect_params(), "sgd").loss_scale.value == 64

@@ -252,3 +252,15 @@ def test_setting_the_loss_scale_sets_that_of_all_losses():
     _, trainer = two_losses(count=3)
     trainer.loss_scale = 64
     assert scales(trainer) == [64, 64, 64]
+
+
+def test_a_load_that_is_interrupted_leaves_a_shared_scale_as_it_was(tmp_path, monkeypatch):
+    fname = str(tmp_path / "states")
+    make(StaticLossScale(2.0))[2][0].save_states(fname)
+    shared, _, (trainer, _) = make(StaticLossScale(4.0))
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("mxmp.train.states._link_masters", lambda target: 1 / 0)
+        trainer.load_states(fname)
+    assert shared.loss_scale.value == 4
+    trainer.load_states(fname)
+    assert shared.loss_scale.value == 2

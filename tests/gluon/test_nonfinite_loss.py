@@ -142,3 +142,9 @@ def test_an_overflow_is_not_called_a_bad_batch(caplog):
     caplog.set_level(logging.INFO)
     assert not step(*make(loss_scale=2.0**40), GOOD)
     assert "step 1 skipped, its gradients are not finite: StaticLossScale" in caplog.text
+
+
+def test_a_trainer_that_is_adopted_again_keeps_what_it_does_with_such_a_loss():
+    _, trainer = make()
+    trainer.nonfinite_loss = "skip"
+    assert Trainer.adopt(trainer, loss_scale=128).nonfinite_loss == "skip"

@@ -267,3 +267,13 @@ def test_what_is_set_is_what_restore_gives():
     restore(net)
     assert type(net.weight) is gluon.Parameter
     np.testing.assert_array_equal(net.weight.data().asnumpy(), np.clip(START, -CLIP, CLIP))
+
+
+def test_the_mean_is_saved_where_contexts_have_different_values(tmp_path):
+    net = nn.Dense(1, in_units=2)
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    convert(net, "O2")(mx.nd.ones((1, 2)))
+    for number, weight in enumerate(net.weight.list_data()):
+        weight[:] = number
+    net.save_parameters(str(tmp_path / "net"))
+    assert mx.nd.load(str(tmp_path / "net"))["weight"].asnumpy().tolist() == [[0.5, 0.5]]

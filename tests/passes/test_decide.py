@@ -306,3 +306,15 @@ def test_an_output_of_a_loop_comes_low_if_only_layers_read_it(read, low_outputs)
 def test_a_position_that_is_an_output_is_counted_as_float32_whatever_the_output_dtype():
     """The casts are of x and of what argmax reads."""
     assert Planned("x = null()\nd = dot(x, x)\na = argmax(d)\nreturn a, d", policy="O1,output=float16").casts() == 2
+
+
+def test_what_scales_a_product_of_too_many_terms_is_float32():
+    """The product may be beyond float16's range, and what is behind it within."""
+    shapes = {"x": (1, 2048, 2048), "d": (1, 2048, 2048)}
+    found = decisions_of("d = batch_dot(x, x)\nm = _mul_scalar(d) {scalar: 0.001}\nreturn m", shapes=shapes)
+    assert (found["m"].label, found["m"].reason) == (FLOAT32, "infer behind 'd' (batch_dot)")
+
+
+def test_the_parameters_of_a_sampler_need_not_be_exact():
+    found = decisions_of("d = dot(x, x)\nr = relu(d)\ns = _sample_normal(r, r)\nreturn s")
+    assert found["r"].label == FREE
