@@ -102,7 +102,8 @@ def convert(
     for root in root_blocks:
         storage.refuse_cast(root)
         _refuse_frozen(root)
-        _warn_of_net_around(root, policy)
+        if is_part(root):
+            _warn_of_net_around(root, policy)
     require_dtype(net, policy)
     regions = find_regions(net, policy)
     if all(_is_current(conversion_of(root), policy, regions, known_ranges) for root in root_blocks):
@@ -154,7 +155,7 @@ def _refuse_frozen(net: gluon.Block) -> None:
 
 
 def _warn_of_net_around(block: gluon.Block, policy: Policy) -> None:
-    """Log a warning if a block is within a net of another policy, whose calls go on without the block's."""
+    """Log a warning if a part is within a net of another policy, whose calls go on without the part's."""
     net = net_around(block)
     if net is not None and conversion_of(net).policy != policy:
         text = (

@@ -164,8 +164,8 @@ def is_part(block: gluon.Block) -> bool:
 
 
 def net_around(block: gluon.Block) -> Any:
-    """Return the converted net that a block is within; None if there is none, as for the copy of a part."""
-    tokens = vars(block).get(_PART, frozenset())
+    """Return the converted net that a part is within; None if there is none, as for the copy of a part."""
+    tokens = vars(block)[_PART]
     nets = (each.net for each in CONVERSIONS if each.token in tokens and conversion_of(each.net) is each)
     return next((net for net in nets if block in descendants(net)), None)
 
