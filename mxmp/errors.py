@@ -166,3 +166,9 @@ class TuneError(MxmpError, RuntimeError):
 
 class SlowPrecisionWarning(UserWarning):
     """A network was converted to a precision that is slower than float32 on this machine."""
+
+
+def a_type_of(value: object) -> str:
+    """Return the name of a value's type with its article, for messages: 'an int', 'a str', 'an NDArray'."""
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "aeioAEIO" or name.startswith("NDArray") else f"a {name}"

@@ -17,7 +17,7 @@ from mxnet.gluon.contrib.estimator import (
     TrainEnd,
 )
 
-from .errors import TrainerError
+from .errors import TrainerError, a_type_of
 from .gluon import Trainer, restore
 from .gluon.adoption import adoptable
 from .gluon.api import convert_all
@@ -128,7 +128,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
         self.observers = tuple(observers)
         for each in self.observers:
             if not callable(getattr(each, "attach", None)):
-                text = f"observers holds a {type(each).__name__}, which has no attach"
+                text = f"observers holds {a_type_of(each)}, which has no attach"
                 raise TrainerError(f"{text}; expected a mxmp.diagnose.Watch or a log of steps.")
         self._attached: List[Any] = []  # Observers that were not attached before.
         self._first_batch, self._epoch, self._skipped = True, 0, 0
@@ -223,7 +223,7 @@ class MixedPrecisionHandler(TrainBegin, EpochBegin, BatchEnd, EpochEnd, TrainEnd
 def _require_estimator(estimator: Any, call: str) -> None:
     if not isinstance(estimator, Estimator):
         raise TrainerError(
-            f"{call}: expected a mxnet.gluon.contrib.estimator.Estimator, found a {type(estimator).__name__}."
+            f"{call}: expected a mxnet.gluon.contrib.estimator.Estimator, found {a_type_of(estimator)}."
         )
 
 

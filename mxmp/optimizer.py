@@ -10,7 +10,7 @@ import mxnet as mx
 from .arrays import all_finite as all_finite
 from .arrays import is_low_precision, to_float32, tree_leaves, tree_map
 from .dtypes import FLOAT32, PRECISIONS, canonical
-from .errors import LossScaleError, TrainerError
+from .errors import LossScaleError, TrainerError, a_type_of
 from .loss_scale import LARGEST_SCALE, DynamicLossScale, LossScale, StaticLossScale
 from .mxnet_private import is_initialized
 from .names import hooks as _hooks
@@ -428,7 +428,7 @@ def _arrays_of(weight: Weight, index: int = 0) -> List[mx.nd.NDArray]:
             raise TrainerError(f"parameter '{weight.name}' is not initialized yet; run a forward pass first.")
         return list(weight.list_data())
     if not isinstance(weight, mx.nd.NDArray):
-        raise TrainerError(f"weight {index} is a {type(weight).__name__}; expected an NDArray or a gluon Parameter.")
+        raise TrainerError(f"weight {index} is {a_type_of(weight)}; expected an NDArray or a gluon Parameter.")
     return [weight]
 
 
@@ -459,7 +459,7 @@ def _read_grads(grads: Any) -> List[Any]:
     if isinstance(grads, mx.nd.NDArray):
         grads = [grads]
     if not isinstance(grads, Iterable):
-        raise TrainerError(f"get_unscaled_gradients: expected a list of NDArrays, found a {type(grads).__name__}.")
+        raise TrainerError(f"get_unscaled_gradients: expected a list of NDArrays, found {a_type_of(grads)}.")
     items = list(grads)
     if all(leaf is None for leaf in tree_leaves(items)):
         raise TrainerError("get_unscaled_gradients: there is no gradient; give those of all weights.")
@@ -486,7 +486,7 @@ def _read_pairs(grads_and_vars: Iterable[Any]) -> List[Tuple[Any, Any]]:
     for number, pair in enumerate(pairs):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise TrainerError(
-                f"apply_gradients: item {number} is a {type(pair).__name__}; expected pairs (gradient, weight), as "
+                f"apply_gradients: item {number} is {a_type_of(pair)}; expected pairs (gradient, weight), as "
                 "zip(grads, weights) gives."
             )
     return pairs
@@ -536,7 +536,7 @@ def _make_updates(pairs: Sequence[Tuple[Any, Any]], weights: Sequence[Weight], s
 def _text(value: Any) -> str:
     """Return dtype, shape and context as a text that a gradient and its weight must share; low precision is float32."""
     if not isinstance(value, mx.nd.NDArray):
-        return f"a {type(value).__name__}"
+        return f"{a_type_of(value)}"
     return f"{FLOAT32 if is_low_precision(value) else canonical(value.dtype)} {value.shape} on {value.ctx}"
 
 

@@ -34,7 +34,7 @@ from typing import (
 )
 
 from . import dtypes
-from .errors import DtypeError, LossScaleError, PolicyError, did_you_mean
+from .errors import DtypeError, LossScaleError, PolicyError, a_type_of, did_you_mean
 from .loss_scale import LossScale, parse
 from .names import refuse_call
 
@@ -218,7 +218,7 @@ class Policy:
         if isinstance(spec, cls):
             return spec.replace(**changes) if changes else spec
         if not isinstance(spec, str):
-            raise PolicyError(f"expected a policy or its name, such as 'O1'; found a {type(spec).__name__}.")
+            raise PolicyError(f"expected a policy or its name, such as 'O1'; found {a_type_of(spec)}.")
         try:
             policy = cls(**_parse_fields(spec))
         except PolicyError as e:

@@ -17,7 +17,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional,
 import mxnet as mx
 
 from .. import symbol
-from ..errors import ConvertError, TrainerError
+from ..errors import ConvertError, TrainerError, a_type_of
 from ..gluon import Trainer, precision
 from ..gluon.adoption import policies_of, require_gluon_trainer
 from ..gluon.api import as_symbol_block, convert, is_fixed, restore
@@ -410,7 +410,7 @@ def convert_bucketing_module(
         and bucketing_mod.params_initialized
     ):
         raise ConvertError(
-            f"bucketing_mod is a {type(bucketing_mod).__name__}; expected a BucketingModule that is bound and has "
+            f"bucketing_mod is {a_type_of(bucketing_mod)}; expected a BucketingModule that is bound and has "
             "parameters: call bind and init_params first."
         )
     symbols = {key: bucket.symbol for key, bucket in bucketing_mod._buckets.items()}

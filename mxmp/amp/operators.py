@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, List, NoReturn, Tuple
 import mxnet as mx
 
 from .. import dtypes
-from ..errors import DtypeError, PolicyError, did_you_mean
+from ..errors import DtypeError, PolicyError, a_type_of, did_you_mean
 from ..mxnet_private import operator_name
 from ..passes import EraseCasts
 from ..policy import Overrides, Policy
@@ -200,7 +200,7 @@ def _low_precision(target_dtype: Any) -> str:
 
 def _listed(argument: str, value: Any) -> List[Any]:
     if value is not None and not isinstance(value, (list, tuple, set, frozenset)):
-        raise AmpError(f"{argument} is a {type(value).__name__}; expected a list.")
+        raise AmpError(f"{argument} is {a_type_of(value)}; expected a list.")
     return list(value or ())
 
 

@@ -37,7 +37,7 @@ from mxnet import gluon
 
 from .. import dtypes
 from ..arrays import is_low_precision, to_float32, tree_leaves, tree_map
-from ..errors import ConvertError, did_you_mean, listed, mxnet_reason
+from ..errors import ConvertError, a_type_of, did_you_mean, listed, mxnet_reason
 from ..gluon.blocks import plain_class
 from ..gluon.storage import contexts_of
 from ..symbol import ConvertedModel
@@ -134,7 +134,7 @@ class Batch(NamedTuple):
             pairs = [pair for place, pair in enumerate(pairs) if place < data or pair[0] in names]
         for name, array in pairs:
             if not _is_array(array):
-                raise ConvertError(f"batches: input {name!r} is a {type(array).__name__}; expected an array.")
+                raise ConvertError(f"batches: input {name!r} is {a_type_of(array)}; expected an array.")
             if name not in names:
                 raise ConvertError(f"batches: the network has no input {name!r}{did_you_mean(name, names)}.")
             if not array.shape and not mx.util.is_np_shape():
@@ -175,7 +175,7 @@ def read_batches(given: Batches, max_batches: Optional[int] = None) -> Iterator[
     unfit = (gluon.Block, mx.sym.Symbol, str, bytes)
     iterator: Any = given if isinstance(given, mx.io.DataIter) else None
     if isinstance(given, unfit) or not (iterator is not None or hasattr(given, "__iter__")):
-        raise ConvertError(f"batches is a {type(given).__name__}; expected {_LOADER}{_BATCH}.")
+        raise ConvertError(f"batches is {a_type_of(given)}; expected {_LOADER}{_BATCH}.")
     if iterator is not None:
         iterator.reset()
     empty = True
@@ -226,7 +226,7 @@ def _checked(arrays: Tuple[Any, ...]) -> Tuple[Any, ...]:
     """Return arrays, perhaps nested; ConvertError if something else is among them, or one is empty or of no numbers."""
     for each in tree_leaves(arrays):
         if each is not None and not _is_array(each):
-            raise ConvertError(f"batches: a batch holds a {type(each).__name__}; expected {_BATCH}.")
+            raise ConvertError(f"batches: a batch holds {a_type_of(each)}; expected {_BATCH}.")
         if isinstance(each, np.ndarray) and each.dtype.kind not in _NUMBERS:
             raise ConvertError(f"batches: an array has dtype {each.dtype}; expected numbers.")
         if each is not None and 0 in each.shape:

@@ -14,7 +14,7 @@ from .. import dtypes
 from ..arrays import all_finite
 from ..devices.check import check_cpu
 from ..devices.processor import read_processor
-from ..errors import TrainerError, listed
+from ..errors import TrainerError, a_type_of, listed
 from ..gluon.adoption import policies_of
 from ..gluon.blocks import blocks_in, conversions_of
 from ..gluon.storage import LowPrecisionParameter, contexts_of, dtype_of
@@ -71,7 +71,7 @@ def _listed(name: str, value: Any, kind: type) -> List[Any]:
     several = list(value) if isinstance(value, (list, tuple)) else [value]
     for each in several:
         if not isinstance(each, kind):
-            raise TrainerError(f"check: {name} is a {type(each).__name__}; expected a gluon.{kind.__name__}.")
+            raise TrainerError(f"check: {name} is {a_type_of(each)}; expected a gluon.{kind.__name__}.")
     if not several:
         raise TrainerError(f"check: {name} is empty; give one at least.")
     return several

@@ -25,7 +25,7 @@ import numpy as np
 from mxnet.gluon.contrib.estimator import BatchEnd, TrainBegin, TrainEnd
 
 from ..arrays import all_to_float32, sum_of_squares, to_float32
-from ..errors import CheckpointError, DependencyError, TrainerError, listed
+from ..errors import CheckpointError, DependencyError, TrainerError, a_type_of, listed
 from ..files import require_folder
 from ..train.step import Observer, Step, StepEnd, scaler_of
 from .instrument import ranges_of
@@ -184,7 +184,7 @@ class StepLogger(Observer, TrainBegin, BatchEnd, TrainEnd, abc.ABC):
         parts = list(loss) if isinstance(loss, (list, tuple)) else [loss]
         wrong = [part for part in parts if not isinstance(part, (int, float, np.number, mx.nd.NDArray))]
         if wrong or not parts:
-            text = f"a {type(wrong[0]).__name__}" if wrong else "an empty list"
+            text = f"{a_type_of(wrong[0])}" if wrong else "an empty list"
             raise TrainerError(f"log: loss is {text}; expected a number, an NDArray, or a list of them.")
         between = scaler_of(self._owner).window is None and not self._in_group
         is_late = self._awaits_loss and (between or self._in_group)

@@ -39,7 +39,7 @@ from .. import dtypes
 from ..arrays import all_finite, first_non_finite, to_float32, tree_leaves
 from ..devices.processor import read_processor
 from ..devices.speed import runs_bfloat16
-from ..errors import ConvertError, LossScaleError, MxmpError, listed, mxnet_reason
+from ..errors import ConvertError, LossScaleError, MxmpError, a_type_of, listed, mxnet_reason
 from ..gluon.api import convert, remove_conversions
 from ..gluon.blocks import block_names, blocks_in, conversions_of, frozen_model, roots
 from ..gluon.conversion import Conversion
@@ -196,7 +196,7 @@ def read_subject(network: Any, loss: Loss = None, ctx: Any = None) -> Subject:
         return SymbolSubject.of_module(network)
     for name, part in zip(("arg_params", "aux_params"), parts[1:]):
         if not isinstance(part, Mapping):
-            raise ConvertError(f"network: {name} is a {type(part).__name__}; expected a dict by name, {{}} for none.")
+            raise ConvertError(f"network: {name} is {a_type_of(part)}; expected a dict by name, {{}} for none.")
     subject = SymbolSubject(require_symbol(parts[0]), parts[1], parts[2], ctx)
     if isinstance(network, ConvertedModel):
         subject.policy = _as_converted(network.decisions.policy, [network.decisions])

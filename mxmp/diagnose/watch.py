@@ -13,7 +13,7 @@ from typing import Any, Deque, List, Optional, Sequence, Tuple
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from ..errors import TrainerError
+from ..errors import TrainerError, a_type_of
 from ..gluon import Trainer
 from ..module import BucketingModule, Module
 from ..module.binding import LOSS_SCALE
@@ -57,7 +57,7 @@ class Watch(Observer):
     def __init__(self, loss: Optional[gluon.Block] = None) -> None:
         if loss is not None and not isinstance(loss, gluon.Block):
             raise TrainerError(
-                f"Watch: loss is a {type(loss).__name__}; expected a Block, such as gluon.loss.L2Loss(), whose calls "
+                f"Watch: loss is {a_type_of(loss)}; expected a Block, such as gluon.loss.L2Loss(), whose calls "
                 f"are noted, as those of a function cannot be: put it into a Block, leave loss out, or call "
                 f"mxmp.diagnose.explain. Give the trainer or module to attach: Watch(loss).attach(trainer)."
             )
@@ -80,7 +80,7 @@ class Watch(Observer):
         """
         if not isinstance(owner, (Trainer, Module, BucketingModule)):
             raise TrainerError(
-                f"Watch: expected a trainer or module of mxmp, found a {type(owner).__name__} of "
+                f"Watch: expected a trainer or module of mxmp, found {a_type_of(owner)} of "
                 f"{type(owner).__module__}; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."
             )
         is_new = self._owner is None

@@ -10,7 +10,7 @@ import numpy as np
 from mxnet import gluon
 
 from ..arrays import require_positive
-from ..errors import TrainerError
+from ..errors import TrainerError, a_type_of
 from .blocks import undone
 from .trainer import Trainer
 
@@ -57,7 +57,7 @@ class Accumulator:
         trainers = list(trainer) if isinstance(trainer, (list, tuple)) else [trainer]
         for each in trainers:
             if not isinstance(each, Trainer):
-                kind = f"a {type(each).__name__} of {type(each).__module__}"
+                kind = f"{a_type_of(each)} of {type(each).__module__}"
                 hint = "; Trainer.adopt makes it one of mxmp" if isinstance(each, gluon.Trainer) else ""
                 raise TrainerError(f"Accumulator: expected a trainer of mxmp, found {kind}{hint}.")
         if not trainers:
@@ -91,7 +91,7 @@ class Accumulator:
                 batch, or the trainer's own `step` was.
         """
         if not isinstance(batches, Iterable):
-            raise TrainerError(f"Accumulator: a {type(batches).__name__} is nothing to loop over; give a loader.")
+            raise TrainerError(f"Accumulator: {a_type_of(batches)} is nothing to loop over; give a loader.")
         return self._loop(batches)
 
     def clip_global_norm(self, max_norm: float, batch_size: float) -> Optional[float]:

@@ -14,7 +14,7 @@ import mxnet as mx
 
 from ..distributed import distributed
 from ..dtypes import BFLOAT16, LOW_PRECISION, canonical
-from ..errors import LossScaleError, TrainerError
+from ..errors import LossScaleError, TrainerError, a_type_of
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, parse
 from ..mxnet_private import is_deferred, is_initialized
 from ..policy import Policy
@@ -31,7 +31,7 @@ def require_gluon_trainer(trainer: Any, call: str) -> None:
     """Raise a TrainerError that names the call if an argument is no gluon Trainer, of MXNet or of mxmp."""
     if not isinstance(trainer, mx.gluon.Trainer):
         hint = "; for a Module use mxmp.module.Module" if isinstance(trainer, mx.mod.BaseModule) else ""
-        raise TrainerError(f"{call}: expected a gluon Trainer, found a {type(trainer).__name__}{hint}.")
+        raise TrainerError(f"{call}: expected a gluon Trainer, found {a_type_of(trainer)}{hint}.")
 
 
 def adoptable(trainer: Any, loss_scale: LossScale, kind: Type[mx.gluon.Trainer]) -> Type[mx.gluon.Trainer]:
@@ -172,7 +172,7 @@ def listed(params: Any) -> List[Any]:
 def require_addable(param: Any, names: Collection[str], contexts: Sequence[mx.Context]) -> None:
     """Raise if a parameter cannot be added to a trainer whose parameters have these names and contexts."""
     if not isinstance(param, mx.gluon.Parameter):
-        raise TrainerError(f"add_params: expected gluon Parameters, found a {type(param).__name__}.")
+        raise TrainerError(f"add_params: expected gluon Parameters, found {a_type_of(param)}.")
     if not is_initialized(param) and not is_deferred(param):
         raise TrainerError(f"add_params: parameter '{param.name}' is not initialized; call its initialize first.")
     if param.name in names:

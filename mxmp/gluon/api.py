@@ -13,7 +13,7 @@ from .. import dtypes
 from ..arrays import to_float32
 from ..devices.auto import parse_policy
 from ..devices.check import amx_notes, not_for_this_machine
-from ..errors import ConvertError, TrainerError
+from ..errors import ConvertError, TrainerError, a_type_of
 from ..passes import EraseCasts
 from ..policy import Policy, PolicyChanges, check_blocks
 from ..report import Report, merge
@@ -291,7 +291,7 @@ def export(net: gluon.HybridBlock, path: str, epoch: int = 0, for_inference: boo
         CheckpointError: If the folder is missing or cannot be written to.
     """
     if not isinstance(net, gluon.Block) or not isinstance(path, (str, os.PathLike)):
-        kinds = f"net is a {type(net).__name__}, path a {type(path).__name__}"
+        kinds = f"net is {a_type_of(net)}, path {a_type_of(path)}"
         raise ConvertError(f"export: {kinds}; expected a Gluon block and the prefix of the files.")
     path, conversion = os.fspath(path), conversion_of(net)
     require_masters(net.collect_params().values())
@@ -326,7 +326,7 @@ def as_symbol_block(net: gluon.HybridBlock, ctx: Any) -> gluon.SymbolBlock:
         ConvertError: If ``net`` is no net, or has no graph yet.
     """
     if not isinstance(net, gluon.HybridBlock):
-        raise ConvertError(f"block is a {type(net).__name__}; expected a HybridBlock.")
+        raise ConvertError(f"block is {a_type_of(net)}; expected a HybridBlock.")
     if not net._cached_graph:
         raise ConvertError(f"block '{net.name}' has no graph yet; hybridize it and run one batch, then convert it.")
     inputs, symbol = net._cached_graph
@@ -426,6 +426,6 @@ def adopt_weights(net: gluon.Block) -> None:
         TrainerError: If ``net`` is no net.
     """
     if not isinstance(net, gluon.Block):
-        raise TrainerError(f"adopt_weights: expected a Gluon net, found a {type(net).__name__}.")
+        raise TrainerError(f"adopt_weights: expected a Gluon net, found {a_type_of(net)}.")
     for param in net.collect_params().values():
         sync_masters_from_weights(param)  # nothing if it is not initialized

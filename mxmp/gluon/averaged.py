@@ -10,7 +10,7 @@ from mxnet import autograd, gluon
 
 from ..arrays import is_low_precision, round_into, to_float32
 from ..dtypes import PRECISIONS, canonical
-from ..errors import StateError, TrainerError
+from ..errors import StateError, TrainerError, a_type_of
 from ..files import path_of
 from ..mxnet_private import is_initialized
 from ..train.masters import exact_value as _exact_value
@@ -34,7 +34,7 @@ def exact_value(param: gluon.Parameter, ctx: mx.Context | None = None) -> mx.nd.
         TrainerError: If the parameter is not initialized, or was written to past its master.
     """
     if not isinstance(param, gluon.Parameter):
-        raise TrainerError(f"exact_value: expected a gluon Parameter, found a {type(param).__name__}.")
+        raise TrainerError(f"exact_value: expected a gluon Parameter, found {a_type_of(param)}.")
     if not is_initialized(param):
         raise TrainerError(f"exact_value: parameter '{param.name}' is not initialized.")
     with autograd.pause():
@@ -76,7 +76,7 @@ class averaged:
         if isinstance(decay, bool) or not isinstance(decay, (int, float)) or not 0 <= decay < 1:
             raise TrainerError(f"averaged: decay={decay!r}; expected a number from 0 to below 1.")
         if not isinstance(net, gluon.Block):
-            raise TrainerError(f"averaged: expected a Gluon net, found a {type(net).__name__}.")
+            raise TrainerError(f"averaged: expected a Gluon net, found {a_type_of(net)}.")
         self.decay = float(decay)
         params: Dict[str, gluon.Parameter] = net.collect_params()
         for name, param in params.items():

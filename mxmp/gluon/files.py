@@ -9,7 +9,7 @@ import mxnet as mx
 from mxnet import MXNetError, gluon
 
 from ..checkpoint import check_arrays_file, checkpoint_files, params_file_of
-from ..errors import CheckpointError, TrainerError, mxnet_reason
+from ..errors import CheckpointError, TrainerError, a_type_of, mxnet_reason
 from ..files import is_local, manifest_of, require_file, require_set, saving
 from ..symbol import save_checkpoint as save_model
 from ..symbol.checkpoint import require_whole
@@ -135,10 +135,10 @@ def _values_kept(net: gluon.Block) -> Iterator[None]:
 def _files(call: str, prefix: str, epoch: int, net: Any, trainer: Any) -> Tuple[str, str]:
     """Return the names of the files of parameters and states; raise if a net or trainer has a wrong type."""
     if not isinstance(net, gluon.Block):
-        raise TrainerError(f"{call}: expected a Gluon net, found a {type(net).__name__}.")
+        raise TrainerError(f"{call}: expected a Gluon net, found {a_type_of(net)}.")
     if not isinstance(trainer, Trainer):
         raise TrainerError(
-            f"{call}: expected a trainer of mxmp, found a {type(trainer).__name__} of {type(trainer).__module__}; see "
+            f"{call}: expected a trainer of mxmp, found {a_type_of(trainer)} of {type(trainer).__module__}; see "
             "Trainer.adopt."
         )
     params = checkpoint_files(prefix, epoch)[1]

@@ -36,7 +36,7 @@ from mxnet.symbol.numpy import _Symbol as NumpySymbol
 from .. import dtypes as dtypes_
 from ..devices.auto import parse_policy
 from ..devices.check import require_bfloat16, warn_if_slow
-from ..errors import ConvertError, InferenceError, mxnet_reason
+from ..errors import ConvertError, InferenceError, a_type_of, mxnet_reason
 from ..graph import Graph
 from ..mxnet_private import is_initialized
 from ..policy import AUTO, Policy, PolicyChanges, is_auto
@@ -268,7 +268,7 @@ def _source(net: Any, shapes: Any = None, dtypes: Any = None, ranges: Any = None
     if not isinstance(net, (tuple, list, ConvertedModel)) or len(list(net)) != 3:
         size = f" of {len(net)}" if isinstance(net, (tuple, list)) else ""
         raise ConvertError(
-            f"freeze: found a {type(net).__name__}{size}; expected a HybridBlock, or a model (symbol, "
+            f"freeze: found {a_type_of(net)}{size}; expected a HybridBlock, or a model (symbol, "
             f"arg_params, aux_params), as mxmp.symbol.load_checkpoint returns it."
         )
     symbol, args, aux = net

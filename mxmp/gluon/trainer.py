@@ -13,7 +13,7 @@ from mxnet.gluon.utils import HookHandle
 
 from ..arrays import is_low_precision, require_positive, tree_leaves
 from ..distributed import KVStore, distributed
-from ..errors import TrainerError
+from ..errors import TrainerError, a_type_of
 from ..loss_scale import LossScale, NoOpLossScale, parse
 from ..mxnet_private import is_deferred, is_initialized
 from ..optimizer import LossScaleOptimizer
@@ -444,7 +444,7 @@ class Trainer(ScalerStatus, mx.gluon.Trainer):
         for trainer in trainers:
             if not isinstance(trainer, Trainer):
                 raise TrainerError(
-                    f"scale_loss: expected further trainers of mxmp, found a {type(trainer).__name__} of "
+                    f"scale_loss: expected further trainers of mxmp, found {a_type_of(trainer)} of "
                     f"{type(trainer).__module__}; see Trainer.adopt."
                 )
             if trainer._scaler.active:

@@ -10,7 +10,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, Mapping, NamedTuple
 import mxnet as mx
 
 from .. import dtypes as dtypes_
-from ..errors import ConvertError, DtypeError, InferenceError, ParamsError, did_you_mean, listed
+from ..errors import ConvertError, DtypeError, InferenceError, ParamsError, a_type_of, did_you_mean, listed
 from ..graph import Entry, Graph
 from ..passes import Facts
 from ..passes.scale_loss import is_loss_head
@@ -95,7 +95,7 @@ def require_symbol(sym: Any) -> Any:
             raise ConvertError(f"sym has two variables of the name '{twice}', which MXNet cannot bind; rename one.")
         return sym
     hint = "; for a Gluon net call mxmp.gluon.convert(net, policy)" if isinstance(sym, mx.gluon.Block) else ""
-    raise ConvertError(f"sym is a {type(sym).__name__}; expected a Symbol{hint}.")
+    raise ConvertError(f"sym is {a_type_of(sym)}; expected a Symbol{hint}.")
 
 
 def _checked_shape(name: Any, shape: Any) -> Tuple[int, ...]:
@@ -122,7 +122,7 @@ def checked_ranges(ranges: Optional[Mapping[str, float]]) -> Dict[str, float]:
     """Return magnitudes by name, of entries of all kinds."""
     if ranges is not None and not isinstance(ranges, Mapping):
         raise ConvertError(
-            f"ranges is a {type(ranges).__name__}; expected what mxmp.diagnose.measure_ranges returns, a dict of "
+            f"ranges is {a_type_of(ranges)}; expected what mxmp.diagnose.measure_ranges returns, a dict of "
             f"largest magnitudes by output; of a file give what it holds."
         )
     if ranges is not None and isinstance(ranges.get("ranges"), Mapping):
@@ -163,7 +163,7 @@ def check_params(sym: Any, arg_params: Mapping[str, Any], aux_params: Mapping[st
         for name, array in _require_mapping(what, params).items():
             if not isinstance(array, mx.nd.NDArray) or array.stype != "default":
                 wanted = "a dense one" if isinstance(array, mx.nd.NDArray) else "an NDArray of MXNet"
-                raise ConvertError(f"{what}: {name!r} is a {type(array).__name__}; expected {wanted}.")
+                raise ConvertError(f"{what}: {name!r} is {a_type_of(array)}; expected {wanted}.")
     absent = [n for n in sym.list_arguments() if n not in arg_params and n not in shapes]
     for what, params, missing in (
         ("aux_params", aux_params, [n for n in sym.list_auxiliary_states() if n not in aux_params]),
@@ -212,7 +212,7 @@ def require_fit(graph: Graph, facts: Facts, sizes: Shapes, shapes: Shapes) -> No
 
 def _require_mapping(argument: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        kind = "None" if value is None else f"a {type(value).__name__}"
+        kind = "None" if value is None else f"{a_type_of(value)}"
         raise ConvertError(f"{argument} is {kind}; expected a dict by the names of variables, {{}} for none.")
     return value
 

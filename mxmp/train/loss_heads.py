@@ -18,7 +18,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from ..arrays import is_low_precision
-from ..errors import NoBackwardError, TrainerError, UnscaledLossError
+from ..errors import NoBackwardError, TrainerError, UnscaledLossError, a_type_of
 from ..graph import Entry, Graph, Node
 from ..graph.core import VARIABLE, make_attrs
 from ..mxnet_private import ignores_output_gradient
@@ -186,7 +186,7 @@ def map_losses(loss: Any, function: Callable[[str, mx.nd.NDArray], mx.nd.NDArray
         return type(loss)(*items) if hasattr(loss, "_fields") else type(loss)(items)
     if not isinstance(loss, mx.nd.NDArray):
         raise TrainerError(
-            f"scale_loss: {path} is a {type(loss).__name__}; expected an NDArray, or lists and tuples of them."
+            f"scale_loss: {path} is {a_type_of(loss)}; expected an NDArray, or lists and tuples of them."
         )
     if not is_low_precision(loss) and loss.dtype not in (np.float32, np.float64):
         raise TrainerError(f"scale_loss: {path} has dtype {np.dtype(loss.dtype)}; expected a float.")

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import mxnet as mx
 
 from ..arrays import all_finite, concat_scalars, host_norm, sum_of_squares
-from ..errors import LossScaleError, NonFiniteLossError, TrainerError
+from ..errors import LossScaleError, NonFiniteLossError, TrainerError, a_type_of
 from ..explainer import explainer
 from ..loss_scale import DynamicLossScale, LossScale, NoOpLossScale, floor_message, parse
 from .loss_heads import Factors
@@ -377,7 +377,7 @@ class Scaler:
     def check_dict(self, data: Dict[str, Any]) -> List[LossScale]:
         """Return the loss scales of a state that `load_dict` will take, or raise its errors; changes nothing."""
         if not isinstance(data, dict):
-            raise LossScaleError(f"the state of the loss scale is a {type(data).__name__}; expected a dict.")
+            raise LossScaleError(f"the state of the loss scale is {a_type_of(data)}; expected a dict.")
         values = [LossScale.from_dict(data.get("loss_scale", {}))]
         if self.num_losses > 1:
             saved = data.get("loss_scales")
@@ -388,7 +388,7 @@ class Scaler:
         for name, kind in _COUNTS.items():
             value = data.get(name)
             if type(value) is not kind or int(value) < 0:
-                raise LossScaleError(f"{name} is {value!r}; expected a {kind.__name__} of at least 0.")
+                raise LossScaleError(f"{name} is {value!r}; expected {kind.__name__}, at least 0.")
         for loss_scale in values:
             for scaler in self._sharing():
                 scaler.validate(loss_scale)

@@ -24,7 +24,7 @@ import mxnet as mx
 import numpy as np
 
 from ..checkpoint import are_rows, check_array
-from ..errors import StateError
+from ..errors import StateError, a_type_of
 from ..files import path_of, require_file, saving
 from .multi_precision import MultiPrecision
 
@@ -309,7 +309,7 @@ class _Unpickler(pickle.Unpickler):
     def _buffer(self, data: Any = b"") -> bytearray:
         """Return a bytearray of bytes. A length is refused, because it may be any."""
         if not isinstance(data, bytes):
-            raise pickle.UnpicklingError(f"it holds a bytearray of a {type(data).__name__}")
+            raise pickle.UnpicklingError(f"it holds a bytearray of {a_type_of(data)}")
         self._spend("buffers", len(data))
         return bytearray(data)
 
@@ -365,7 +365,7 @@ def _read_pickle(stream: BinaryIO) -> Dict[str, Any]:
         states, optimizer = states
         optimizer = optimizer.inner if isinstance(optimizer, MultiPrecision) else optimizer
         if not isinstance(optimizer, mx.optimizer.Optimizer):
-            raise TypeError(f"its second part is a {type(optimizer).__name__}, no optimizer")
+            raise TypeError(f"its second part is {a_type_of(optimizer)}, no optimizer")
         content = content_of(optimizer)
     if unsupported_type(states) is not None:
         raise TypeError(f"its states hold a {unsupported_type(states)}")
@@ -396,4 +396,4 @@ def _require_class(array: mx.nd.NDArray) -> None:
     if array.handle is None:
         raise TypeError("it holds an array without content")
     if (array.stype == "row_sparse") != isinstance(array, mx.nd.sparse.RowSparseNDArray):
-        raise TypeError(f"it holds a {array.stype} array as a {type(array).__name__}")
+        raise TypeError(f"it holds a {array.stype} array as {a_type_of(array)}")

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..arrays import to_float32, tree_leaves
 from ..dtypes import FLOAT32, LOW_PRECISION, canonical
-from ..errors import LossScaleError, StateError, TrainerError
+from ..errors import LossScaleError, StateError, TrainerError, a_type_of
 from ..loss_scale import NoOpLossScale
 from ..mxnet_private import is_initialized
 from .masters import Masters, keep_masters, require_masters, sync_masters_from_weights
@@ -300,7 +300,7 @@ def _widened(state: Any) -> Any:
 def _text(value: Any) -> str:
     """Return the text of a value for messages: dtype and shape of an array, the type of any other value."""
     is_array = isinstance(value, mx.nd.NDArray)
-    return f"{canonical(value.dtype)} {value.shape}" if is_array else f"a {type(value).__name__}"
+    return f"{canonical(value.dtype)} {value.shape}" if is_array else f"{a_type_of(value)}"
 
 
 # Fields of MXNet's optimizers that are numbers or None (python/mxnet/optimizer/optimizer.py at tag 1.9.1).

@@ -23,7 +23,7 @@ from ..arrays import (
     scale_in_place,
 )
 from ..distributed import KVStore
-from ..errors import NonFiniteLossError, TrainerError
+from ..errors import NonFiniteLossError, TrainerError, a_type_of
 from ..explainer import explainer
 from ..loss_scale import LossScale
 from .kernels import Exact, Update, update
@@ -155,7 +155,7 @@ def scaler_of(owner: Any) -> Scaler:
     """Return the scaler of a trainer, a module or an optimizer of mxmp; a TrainerError if it is none of them."""
     if not isinstance(owner, ScalerStatus):
         raise TrainerError(
-            f"expected a trainer, a module or a LossScaleOptimizer of mxmp, found a {type(owner).__name__} of "
+            f"expected a trainer, a module or a LossScaleOptimizer of mxmp, found {a_type_of(owner)} of "
             f"{type(owner).__module__}; mxmp.gluon.Trainer.adopt makes a trainer of MXNet one of mxmp."
         )
     return owner._scaler

@@ -31,7 +31,7 @@ from ..diagnose.batches import Batches, read_batches
 from ..diagnose.compare import Errors, node_errors
 from ..diagnose.subject import FIRST_CALLS, NetSubject, Subject, SymbolSubject, read_subject
 from ..display.terminal import showing_progress
-from ..errors import NonFiniteLossError, TuneError
+from ..errors import NonFiniteLossError, TuneError, a_type_of
 from ..graph import Graph
 from ..passes.base import PRECISION_ATTR
 from ..policy import Policy, pattern_of
@@ -87,7 +87,7 @@ class Tolerance:
         if limit is None or not 0 <= limit < math.inf:
             raise TuneError(f"tolerance={tolerance!r}: expected a finite number from 0 on, in the unit of the metric.")
         if not callable(evaluate):
-            raise TuneError(f"evaluate is a {type(evaluate).__name__}; expected a function of the network.")
+            raise TuneError(f"evaluate is {a_type_of(evaluate)}; expected a function of the network.")
         for name, flag in (("higher_is_better", higher_is_better), ("for_inference", for_inference)):
             if not isinstance(flag, bool):
                 raise TuneError(f"{name}={flag!r}: expected True or False.")
@@ -136,7 +136,7 @@ class Tolerance:
                 value = math.nan
         number = _number(value)
         if number is None:
-            kind = "None" if value is None else f"a {type(value).__name__}"
+            kind = "None" if value is None else f"{a_type_of(value)}"
             raise TuneError(f"evaluate gave {kind}; expected a number, such as an accuracy or a loss.")
         return number
 
@@ -170,7 +170,7 @@ def _read(network: Any, batches: Optional[Batches], ctx: Any, for_inference: boo
     is_net = isinstance(subject, NetSubject)
     if for_inference and (is_net or subject.module is not None):
         raise TuneError(
-            f"for_inference: BatchNorm is folded in models, not in a {type(network).__name__}; give its symbol with "
+            f"for_inference: BatchNorm is folded in models, not in {a_type_of(network)}; give its symbol with "
             "its parameters, (symbol, arg_params, aux_params), as mxmp.gluon.export writes them of a net."
         )
     if is_net and batches is not None:

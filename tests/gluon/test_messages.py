@@ -248,7 +248,7 @@ WRONG = {  # a call, the class of its error, and words of its text
     "cast": (lambda: cast(half(dense()), "float16"), ConvertError, "'net_weight' is float16 already"),
     "report": (lambda: report(None), ConvertError, "report: expected a Gluon block, found NoneType"),
     "mxmp.report": (lambda: mxmp.report(dense()), TypeError, "is a module; use mxmp.gluon.report"),
-    "export": (lambda: export(dense(), 5), ConvertError, "path a int; expected a Gluon block and the prefix of the files"),
+    "export": (lambda: export(dense(), 5), ConvertError, "path an int; expected a Gluon block and the prefix of the files"),
     "export: not converted": (lambda: export(dense(), "net"), ConvertError, "is not converted; use net.export"),
     "export: a missing folder": (
         lambda: export(convert(dense(), "O1"), "missing/net"), CheckpointError, "there is no folder .*missing; make it first"
@@ -258,7 +258,7 @@ WRONG = {  # a call, the class of its error, and words of its text
     ),
     "precision": (lambda: precision("int8"), PolicyError, "expected one of float32, low, policy, float16, bfloat16"),
     "set_policy": (lambda: set_policy("net", "float32"), ConvertError, "set_policy: expected a Gluon block, found str"),
-    "freeze": (lambda: freeze(3), ConvertError, "found a int; expected a HybridBlock, "),
+    "freeze": (lambda: freeze(3), ConvertError, "found an int; expected a HybridBlock, "),
     "freeze: half a model": (lambda: freeze((mx.sym.var("x"), {})), ConvertError, "found a tuple of 2; expected"),
     "freeze: a prefix": (lambda: freeze("net"), ConvertError, r"found a str; expected .* as mxmp.symbol.load_checkpoint"),
     "freeze: a plain block": (
@@ -316,7 +316,7 @@ WRONG = {  # a call, the class of its error, and words of its text
         lambda: trainer_of("sgd").scale_loss(ONE, mxnets_trainer()), TrainerError, "further trainers of mxmp, found a Trainer of"
     ),
     "a checkpoint of no net": (
-        lambda: save_checkpoint("net", 0, ONE, trainer_of("sgd")), TrainerError, "expected a Gluon net, found a NDArray"
+        lambda: save_checkpoint("net", 0, ONE, trainer_of("sgd")), TrainerError, "expected a Gluon net, found an NDArray"
     ),
     "a checkpoint without an epoch": (
         lambda: save_checkpoint("net", -1, dense(), trainer_of("sgd")), CheckpointError, "epoch=-1: expected a whole number"
@@ -324,14 +324,14 @@ WRONG = {  # a call, the class of its error, and words of its text
     "Accumulator: no number": (lambda: Accumulator(trainer_of("sgd"), 0), TrainerError, "steps=0; expected how many batches"),
     "Accumulator: no trainer": (lambda: Accumulator([], 2), TrainerError, "trainer is an empty list; give a trainer"),
     "Accumulator: MXNet's": (lambda: Accumulator(mxnets_trainer(), 2), TrainerError, "Trainer.adopt makes it one of mxmp"),
-    "Accumulator: no loop": (lambda: Accumulator(trainer_of("sgd"), 2)(3), TrainerError, "a int is nothing to loop over"),
+    "Accumulator: no loop": (lambda: Accumulator(trainer_of("sgd"), 2)(3), TrainerError, "an int is nothing to loop over"),
     "Accumulator: clips no batch": (
         lambda: Accumulator(trainer_of("sgd"), 2).clip_global_norm(1.0, 2), TrainerError, "clip_global_norm was called outside"
     ),
     "Accumulator: no batch": (lambda: Accumulator(trainer_of("sgd"), 2).step(2), TrainerError, "step was called outside of the loop"),
     "averaged": (lambda: averaged("net"), TrainerError, "averaged: expected a Gluon net, found a str"),
     "averaged: decay": (lambda: averaged(dense(), 1), TrainerError, "decay=1; expected a number from 0 to below 1"),
-    "exact_value": (lambda: exact_value(ONE), TrainerError, "expected a gluon Parameter, found a NDArray"),
+    "exact_value": (lambda: exact_value(ONE), TrainerError, "expected a gluon Parameter, found an NDArray"),
     "exact_value: no value": (lambda: exact_value(nn.Dense(2).weight), TrainerError, "is not initialized"),
     "adopt_weights": (lambda: adopt_weights(trainer_of("sgd")), TrainerError, "expected a Gluon net, found a Trainer"),
     "Policy by its name": (lambda: Policy("O1"), PolicyError, r"A policy by its name is Policy.parse\('O1'\)"),

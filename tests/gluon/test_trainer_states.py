@@ -169,7 +169,7 @@ UNREAD = {
     "a field": (scalar_of("f8", (3, "<", None, ("a",), {"a": 1}, 8, 1, 0)), "a dtype that is no plain number's"),
     "a row beyond": (rows_at(2**40), "an array: .* indices that are not places in an array of the shape"),
     "a row below 0": (rows_at(-5), "an array: .* indices that are not places in an array of the shape"),
-    "rows as dense": (rows_at(2, mx.nd.NDArray), "a row_sparse array as a NDArray"),
+    "rows as dense": (rows_at(2, mx.nd.NDArray), "a row_sparse array as an NDArray"),
     "no content": (pickle.dumps({0: Made(mx.nd.NDArray, (None,))}), "an array without content"),
     "a dtype": (pickle.dumps({0: np.dtype("float32")}), "its states hold a"),
 }

@@ -177,7 +177,7 @@ def test_a_scale_that_is_set_is_of_the_kind_that_it_was(dynamic, expected):
     [
         (lambda w: [], "no weight has a gradient"),
         (lambda w: [(None, w)], "no weight has a gradient"),
-        (lambda w: [w], r"item 0 is a NDArray; expected pairs \(gradient, weight\)"),
+        (lambda w: [w], r"item 0 is an NDArray; expected pairs \(gradient, weight\)"),
         (lambda w: [(w.grad, 1.0)], "weight 0 is a float; expected an NDArray or a gluon Parameter"),
         (lambda w: [(1.0, w)], r"the gradient of weight 0 is a float; expected float32 \(2,\)"),
         (

@@ -312,7 +312,7 @@ HEADERS = {
     "text": (states(0, {"$array": "text"}), "header has a .array of 'text'"),
     "a shape": (states(0, {"$tuple": [ENTRY, {"$array": "values"}]}), r"\[0\] is float32 \(2, 2\); expected arrays of \(3, 2\)"),
     "a master": (masters(1, {"$array": "values"}), r"masters\[0\]\[1\] is float32 \(2, 2\); expected float32 \(3, 2\)"),
-    "a master of 5": (masters(1, 5), r"masters\[0\]\[1\] is a int; expected float32 \(3, 2\)"),
+    "a master of 5": (masters(1, 5), r"masters\[0\]\[1\] is an int; expected float32 \(3, 2\)"),
     "masters": ({"masters": [7]}, r"masters\[0\] is int; expected a dict"),
     "rows beyond": (rows("beyond", [6, 2]), "header has a .row_sparse"),
     "rows below 0": (rows("below", [6, 2]), "header has a .row_sparse"),

@@ -60,7 +60,7 @@ TABLE = {
     "search: metric nan": (lambda: gives(float("nan")), TuneError,
         "evaluate gave nan in float32; the network is broken before its precision is changed."),
     "search: metric of MXNet": (lambda: gives(DATA), TuneError,
-        "evaluate gave a NDArray; expected a number, such as an accuracy or a loss."),
+        "evaluate gave an NDArray; expected a number, such as an accuracy or a loss."),
     "search: metrics that differ": (lambda: gives(0.9, 0.7), TuneError,
         "evaluate gave 0.9 and then 0.7 for the same network in float32, which is more apart than the "
         "tolerance 0.1; take the same data and seeds in each call, or a tolerance beyond that noise."),
