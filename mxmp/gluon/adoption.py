@@ -253,6 +253,14 @@ class AmpLossScaler:
         if isinstance(scale, DynamicLossScale):
             self._scaler.loss_scale = dataclasses.replace(scale, **fields)
 
+    def has_overflow(self, params: Any) -> bool:
+        """Return False: go on to the trainer's step, which checks the gradients and skips by itself.
+
+        A loop for contrib.amp may ask before its step (LossScaler.has_overflow in
+        python/mxnet/contrib/amp/loss_scaler.py).
+        """
+        return False
+
 
 class _MixedUpError(TrainerError, AttributeError):
     """A function of contrib.amp was given a trainer of mxmp; ``hasattr`` is False for the attribute that it reads."""

@@ -59,6 +59,16 @@ def test_the_names_of_contrib_amp_say_and_set_what_the_loss_scale_is():
         scaler._loss_scale = 512.0
 
 
+def test_a_loop_that_asks_for_an_overflow_goes_on_to_the_step_which_skips():
+    trainer, w = trained(1)
+    before = w.data().asnumpy()
+    backward(amp, trainer, lambda: [1 + (w.data() - w.data()).sqrt()])  # finite, with gradients of NaN
+    if not trainer._amp_loss_scaler.has_overflow([w]):
+        trainer.step(1)
+    assert trainer.skipped_steps == 1
+    assert (w.data().asnumpy() == before).all()
+
+
 def test_a_run_that_saved_the_scale_by_contrib_amps_names_goes_on_as_one_that_was_not_stopped(tmp_path):
     """As Sockeye does it: the updater's states in one file, three numbers of the scale in another."""
     make = lambda: trained(0, DynamicLossScale(init_scale=64.0, growth_interval=3))  # noqa: E731
